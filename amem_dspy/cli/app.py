@@ -1,0 +1,13 @@
+"""The application with all its commands."""
+
+from __future__ import annotations
+
+import importlib
+
+from amem_dspy.cli.command import app
+
+__all__ = ["app"]
+
+# Each module registers its commands when it is imported.
+for _module in ("change", "demo", "ingest", "notes", "search", "study"):
+    importlib.import_module(f"amem_dspy.cli.{_module}")

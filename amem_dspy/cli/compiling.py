@@ -1,0 +1,184 @@
+"""A compile from the command line: estimate, search, save, before and after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from amem_dspy.cli.bench import seconds_text, turns
+from amem_dspy.cli.report import comparison
+from amem_dspy.errors import BudgetSpentError
+from amem_dspy.optimize.compile import (
+    Candidate,
+    CompileOptions,
+    Search,
+    compile_program,
+    provenance,
+)
+from amem_dspy.optimize.conversation import Conversation
+from amem_dspy.optimize.evaluation import Evaluation, evaluate
+from amem_dspy.optimize.qa import ConversationQA, qa_examples
+from amem_dspy.optimize.split import Split
+from amem_dspy.program import MemoryProgram
+
+# A note costs construct, links and, where something changes, updates; a question costs rewrite
+# and answer.
+CALLS_A_NOTE = 3
+CALLS_A_QUESTION = 2
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a compile works on and with."""
+
+    qa: ConversationQA
+    split: Split
+    options: CompileOptions
+    data_hash: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a compile found.
+
+    Attributes:
+        scores: By part ("dev", "test"): before, after and their difference.
+        saved: Whether a program was written.
+    """
+
+    search: Search
+    scores: dict[str, Any]
+    seconds: float
+    saved: bool
+
+
+def estimate_line(study: Study) -> str:
+    """Return what the search will cost at most."""
+    split, options = study.split, study.options
+    dev, train = questions(split.dev, options), questions(split.train, options)
+    candidates = len(options.seeds())
+    notes = turns(split.train) * (candidates > 1) + turns(split.dev) * candidates
+    asked = dev * candidates + train * (candidates - 1)
+    tests, test_notes = 2 * questions(split.test, options), 2 * turns(split.test)
+    calls = CALLS_A_NOTE * (notes + test_notes) + CALLS_A_QUESTION * (asked + tests)
+    return (
+        f"{candidates} candidates; at most {notes + test_notes} notes to write and {asked + tests} "
+        f"questions to answer: up to about {calls} model calls (what is cached costs nothing)"
+    )
+
+
+def questions(part: tuple[Conversation, ...], options: CompileOptions) -> int:
+    """Return how many questions of the categories a part holds."""
+    return len(qa_examples(part, categories=options.categories))
+
+
+def run(study: Study, out: Path, say: Say) -> Result:
+    """Search, save the best program, and score it and the untuned one.
+
+    Args:
+        study: What to work on; a model must be in DSPy's context.
+        out: The program's file; written when the search ends and again with the scores.
+        say: Gets lines of progress.
+
+    Raises:
+        dspy.LMError: The model failed; nothing is saved.
+    """
+    started = time.perf_counter()
+    search = compile_program(
+        study.qa, study.split, study.options, on_candidate=_teller(study.options, say)
+    )
+    found: dict[str, Any] = {}
+    if search.candidates:
+        _save(study, search, out, found)
+        say(_saved_line(search, out))
+        _score(study, search, found, say)
+        _save(study, search, out, found)
+    return Result(search, found, time.perf_counter() - started, bool(search.candidates))
+
+
+def candidate_line(candidate: Candidate) -> str:
+    """Return what a candidate scored and cost."""
+    demos = sum(candidate.demos.values())
+    return (
+        f"{candidate.name}: dev F1 {candidate.score:.1f}, {demos} demos, {candidate.calls} calls, "
+        f"{seconds_text(candidate.seconds)}"
+    )
+
+
+def _teller(options: CompileOptions, say: Say) -> Callable[[Candidate, Search], None]:
+    def tell(candidate: Candidate, search: Search) -> None:
+        left = len(options.seeds()) - len(search.candidates)
+        spent = sum(one.seconds for one in search.candidates) / len(search.candidates)
+        rest = f"; {left} left, about {seconds_text(spent * left)}" if left else ""
+        say(f"{candidate_line(candidate)} (best {search.best_score:.1f}){rest}")
+
+    return tell
+
+
+def _saved_line(search: Search, out: Path) -> str:
+    early = f"; the search ended early: {search.stopped}" if search.stopped else ""
+    return f"saved the best program in {out}{early}"
+
+
+def _save(study: Study, search: Search, out: Path, found: dict[str, Any]) -> None:
+    program = search.best.deepcopy()
+    made = provenance(study.qa, study.split, study.options, search, data_hash=study.data_hash)
+    program.provenance = {**made, "seed": study.options.seed, "scores": found}
+    # Another name first: a stop in the middle must not leave half a program.
+    work = out.with_name(f".{out.stem}.part.json")
+    program.save(work)
+    work.replace(out)
+
+
+def _score(study: Study, search: Search, found: dict[str, Any], say: Say) -> None:
+    """Put before and after into `found`, dev first, as far as the budget goes."""
+    tuned = is_tuned(search.best)
+    if not tuned:
+        say("no candidate was better on dev than the untuned program, which is what was saved")
+    try:
+        for name, part in (("dev", study.split.dev), ("test", study.split.test)):
+            if part and questions(part, study.options) and search.stopped is None:
+                say(f"scoring before and after on {name}")
+                before = _evaluated(study, MemoryProgram(), part)
+                after = _evaluated(study, search.best, part) if tuned else before
+                found[name] = comparison(before, after)
+    except BudgetSpentError as error:
+        search.stopped = str(error)
+    except KeyboardInterrupt:
+        search.stopped = "interrupted"
+    if "dev" not in found:
+        found["dev"] = _dev_means(study, search)
+
+
+def is_tuned(program: MemoryProgram) -> bool:
+    """Return whether a program differs from the untuned one."""
+    state, plain = program.dump_state(), MemoryProgram().dump_state()
+    keys = ("demos", "signature")
+    return any(state[step][key] != plain[step][key] for step in plain for key in keys)
+
+
+def _dev_means(study: Study, search: Search) -> dict[str, Any]:
+    """Return the means that the search itself measured, without intervals."""
+    n = questions(study.split.dev, study.options)
+    before = {"n": n, "locomo_f1": search.candidates[0].score}
+    return {"before": before, "after": {"n": n, "locomo_f1": search.best_score}}
+
+
+def _evaluated(study: Study, program: MemoryProgram, part: tuple[Conversation, ...]) -> Evaluation:
+    qa = ConversationQA(
+        program, builds=study.qa.builds, k=study.qa.k, token_budget=study.qa.token_budget
+    )
+    options = study.options
+    return evaluate(qa, part, categories=options.categories, threads=options.threads)
+
+
+def lm_name() -> str:
+    """Return the name of the model in use."""
+    return str(dspy.settings.lm.model)

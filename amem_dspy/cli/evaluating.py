@@ -1,0 +1,119 @@
+"""An evaluation from the command line: manifest, records as they come, summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from amem_dspy.cli.output import Bars
+from amem_dspy.cli.report import usage_data
+from amem_dspy.errors import DataError, InvalidInputError
+from amem_dspy.optimize.conversation import Conversation
+from amem_dspy.optimize.evaluation import Evaluation, QuestionRecord, evaluate
+from amem_dspy.optimize.qa import ConversationQA, qa_examples
+
+PACKAGES = ("amem-dspy", "dspy", "instructor", "lancedb")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to evaluate, on what.
+
+    Attributes:
+        data_hash: SHA-256 of the data file.
+        program_hash: SHA-256 of the program file; None for the untuned program.
+        limit: Most questions a conversation.
+    """
+
+    qa: ConversationQA
+    conversations: Sequence[Conversation]
+    categories: tuple[int, ...]
+    limit: int | None
+    threads: int
+    data_hash: str
+    program_hash: str | None
+
+    def manifest(self) -> dict[str, Any]:
+        """Return all that the result depends on; the same inputs give the same manifest."""
+        lm, builds = dspy.settings.lm, self.qa.builds
+        return {
+            "data_sha256": self.data_hash,
+            "program_sha256": self.program_hash,
+            "conversations": [f"{c.id} {c.span}" for c in self.conversations],
+            "categories": list(self.categories),
+            "limit": self.limit,
+            "model": lm.model,
+            "model_settings": {k: lm.kwargs.get(k) for k in ("temperature", "max_tokens")},
+            "embedder": builds.embedder.id,
+            "policy": builds.policy.values(),
+            "wave": builds.wave,
+            "k": self.qa.k,
+            "token_budget": self.qa.token_budget,
+            "interval_seed": 0,
+            "versions": {name: version(name) for name in PACKAGES},
+        }
+
+    def questions(self) -> int:
+        """Return how many questions will be asked."""
+        counts = [len(qa_examples([c], categories=self.categories)) for c in self.conversations]
+        return sum(count if self.limit is None else min(count, self.limit) for count in counts)
+
+
+def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
+    """Evaluate, and write manifest.json, records.jsonl and summary.json in `out`.
+
+    Raises:
+        DataError: There is no question to ask.
+        InvalidInputError: `out` holds the results of something else.
+        dspy.LMError: The model is not there.
+    """
+    total = plan.questions()
+    if not total:
+        raise DataError("there is no question of these categories in these conversations")
+    _write_manifest(out, plan.manifest())
+    done = 0
+    with (out / "records.jsonl").open("w", encoding="utf-8") as file:
+
+        def write(record: QuestionRecord) -> None:
+            nonlocal done
+            done += 1
+            file.write(record.model_dump_json() + "\n")
+            file.flush()
+            bars.update("questions", done, total)
+
+        made = evaluate(
+            plan.qa,
+            plan.conversations,
+            categories=plan.categories,
+            limit=plan.limit,
+            threads=plan.threads,
+            on_record=write,
+        )
+    summary = {**made.summary(), "usage": usage_data(plan.qa.builds.meter.steps())}
+    _write_json(out / "summary.json", summary)
+    return made, summary
+
+
+def _write_manifest(out: Path, manifest: dict[str, Any]) -> None:
+    path = out / "manifest.json"
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        changed = sorted(key for key in manifest if found.get(key) != manifest[key])
+        if changed:
+            raise InvalidInputError(
+                f"{out} holds results of another run (other {', '.join(changed)}); "
+                "give another folder with --out"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    _write_json(path, manifest)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,364 @@
+"""The write path: construct, find candidates, decide links, update neighbours, commit.
+
+The path is a generator: it yields the model calls that may run together and is sent their
+outcomes, so that the sync and the async caller share all of it and differ only in how they wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from amem_dspy.adapter import ExtractionError
+from amem_dspy.embedder import Embedder
+from amem_dspy.errors import ConflictError, SourceConflictError
+from amem_dspy.evolve import (
+    Cause,
+    Workspace,
+    budgeted,
+    recorded,
+    single_decisions,
+    single_updates,
+    updated,
+)
+from amem_dspy.note import Link, Note, Step
+from amem_dspy.policy import EvolutionPolicy
+from amem_dspy.render import card, clip, spoken_time, with_handles
+from amem_dspy.signatures import LinkDecision, NeighbourUpdate
+from amem_dspy.store import NoteStore, Row
+
+_log = logging.getLogger(__name__)
+
+MAX_CONFLICTS = 20
+
+
+@dataclass(frozen=True)
+class Call:
+    """One model call: a predictor by name, its inputs and the bounds of its outputs.
+
+    `fresh` keeps DSPy's cache out: a repair must not get the reply again that did not validate.
+    """
+
+    step: str
+    inputs: dict[str, str]
+    bounds: dict[str, Any]
+    note_id: str
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gave: the valid fields, and the error where tries ran out."""
+
+    values: dict[str, Any]
+    error: ExtractionError | None = None
+
+    @property
+    def failed(self) -> bool:
+        """True unless all of the reply was usable."""
+        return self.error is not None and not self.error.complete
+
+
+@dataclass
+class Draft:
+    """One note on its way into the store.
+
+    Attributes:
+        note: The note as far as it is made.
+        steps: The steps still to run.
+        existing: The note as it was read, for an update or a repair.
+        cause: What its own revision is recorded as.
+        strict: Raise when the model's replies do not validate, instead of storing a pending note.
+        deferred: Steps that are left to a repair by the caller's wish.
+        fresh: Keep DSPy's cache out of its calls.
+    """
+
+    note: Note
+    steps: tuple[Step, ...]
+    existing: Note | None = None
+    cause: Cause = "evolution"
+    strict: bool = False
+    deferred: tuple[Step, ...] = ()
+    fresh: bool = False
+    failed: set[Step] = field(default_factory=set)
+    vector: Any = None
+    vector_content: Any = None
+    decisions: dict[str, LinkDecision] = field(default_factory=dict)
+    updates: dict[str, NeighbourUpdate] = field(default_factory=dict)
+    seen: dict[str, Note] = field(default_factory=dict)
+    basis: dict[str, Note] = field(default_factory=dict)
+
+    def settle(self, step: Step, outcome: Outcome) -> bool:
+        """Take note of an outcome; return whether the step went through."""
+        if outcome.failed and outcome.error is not None:
+            outcome.error.note_id = self.note.id
+            if self.strict:
+                raise outcome.error
+            _log.warning("stored as pending: %s", outcome.error)
+            self.failed.add(step)
+        return not outcome.failed
+
+    def pending(self) -> tuple[Step, ...]:
+        """Return the steps that a repair must run."""
+        if self.deferred or "construct_note" in self.failed:
+            return self.deferred or self.steps
+        return tuple(step for step in ("decide_links", "update_neighbours") if step in self.failed)
+
+
+Path = Generator[list[Call], list[Outcome], list[Note]]
+Phase = Generator[list[Call], list[Outcome], None]
+
+
+class Ingest:
+    """Runs drafts of one user through the write path.
+
+    Args:
+        store: Where notes are read and committed; locks are its own.
+        embedder: Embeds documents; a changed note is embedded again in the same commit.
+        policy: Steps and budgets.
+        user: Whose notes.
+        clock: Returns the current time, UTC.
+    """
+
+    def __init__(
+        self,
+        store: NoteStore,
+        embedder: Embedder,
+        policy: EvolutionPolicy,
+        *,
+        user: str,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self.store = store
+        self.embedder = embedder
+        self.policy = policy
+        self.user = user
+        self.clock = clock
+
+    def run(self, wave: Sequence[Draft]) -> Path:
+        """Yield the calls of the wave's notes, commit one note after the other, return them.
+
+        The loser of a conflict reads again and redoes its evolution, and so do the notes after it.
+
+        Raises:
+            ConflictError: Other writers came first `MAX_CONFLICTS` times in a row.
+        """
+        yield from self._construct(wave)
+        self._embed(wave)
+        stored: list[Note] = []
+        conflicts = 0
+        while len(stored) < len(wave):
+            rest = wave[len(stored) :]
+            yield from self._decide(rest)
+            yield from self._update(rest)
+            before = len(stored)
+            try:
+                for draft in rest:
+                    stored.append(self._commit_once(draft))
+            except ConflictError:
+                conflicts = 1 if len(stored) > before else conflicts + 1
+                if conflicts > MAX_CONFLICTS:
+                    raise
+        return stored
+
+    def _construct(self, wave: Sequence[Draft]) -> Phase:
+        drafts = [draft for draft in wave if "construct_note" in draft.steps]
+        calls = [self._construct_call(draft) for draft in drafts]
+        outcomes = (yield calls) if calls else []
+        for draft, outcome in zip(drafts, outcomes, strict=True):
+            draft.settle("construct_note", outcome)
+            values = {"context": "", "keywords": [], "tags": []} | outcome.values
+            draft.note = budgeted(draft.note, self.policy, **values)
+
+    def _construct_call(self, draft: Draft) -> Call:
+        note = draft.note
+        content = clip(note.content, self.policy.max_prompt_chars)
+        inputs = {"content": content, "timestamp": spoken_time(note.timestamp)}
+        return Call("construct_note", inputs, self.policy.bounds(), note.id, draft.fresh)
+
+    def _embed(self, wave: Sequence[Draft]) -> None:
+        texts = [draft.note.document() for draft in wave]
+        vectors = self.embedder.embed([*texts, *(draft.note.content for draft in wave)])
+        for place, draft in enumerate(wave):
+            draft.vector, draft.vector_content = vectors[place], vectors[place + len(wave)]
+
+    def _candidates(self, draft: Draft, earlier: Sequence[Draft]) -> list[Note]:
+        """Return the k notes nearest by the full representation, those of the wave among them."""
+        found = self.store.dense(self.user, draft.vector, self.policy.k + 1)
+        scored = [(float(score), row.note) for row, score in found]
+        known = {note.id for _, note in scored}
+        fresh = [other for other in earlier if other.note.id not in known]
+        scored += [(float(np.dot(other.vector, draft.vector)), other.note) for other in fresh]
+        ranked = sorted(scored, key=lambda pair: (-pair[0], pair[1].id))
+        return [note for _, note in ranked if note.id != draft.note.id][: self.policy.k]
+
+    def _decide(self, wave: Sequence[Draft]) -> Phase:
+        asked: list[tuple[Draft, dict[str, Note]]] = []
+        calls: list[Call] = []
+        for place, draft in enumerate(wave):
+            draft.decisions, draft.updates, draft.seen, draft.basis = {}, {}, {}, {}
+            draft.failed &= {"construct_note"}
+            if not {"decide_links", "update_neighbours"} & set(draft.steps) or draft.failed:
+                continue
+            candidates = self._candidates(draft, wave[:place])
+            if candidates:
+                offered, call = self._decide_call(draft, candidates)
+                asked.append((draft, offered))
+                calls.append(call)
+        outcomes = (yield calls) if calls else []
+        for (draft, offered), outcome in zip(asked, outcomes, strict=True):
+            draft.settle("decide_links", outcome)
+            chosen = single_decisions(outcome.values.get("links", ()))
+            draft.decisions = {offered[handle].id: made for handle, made in chosen.items()}
+            draft.seen = {offered[handle].id: offered[handle] for handle in chosen}
+
+    def _decide_call(
+        self, draft: Draft, candidates: Sequence[Note]
+    ) -> tuple[dict[str, Note], Call]:
+        limit = self.policy.max_prompt_chars
+        offered, shown = with_handles(candidates, limit // 4)
+        inputs = {"note": card(draft.note, limit), "candidates": shown}
+        bounds = {"handles": frozenset(offered)}
+        return offered, Call("decide_links", inputs, bounds, draft.note.id, draft.fresh)
+
+    def _update(self, wave: Sequence[Draft]) -> Phase:
+        """Rewrite the neighbours; what concerns the same neighbour is chained in the wave's order."""
+        if not self.policy.evolve:
+            return
+        cards = {draft.note.id: draft.note for draft in wave}
+        for draft in wave:
+            cards |= {key: note for key, note in draft.seen.items() if key not in cards}
+        waiting = [(draft, _targets(draft)) for draft in wave if _targets(draft)]
+        while waiting:
+            ready, waiting = _independent(waiting)
+            plans = [
+                (draft, *plan)
+                for draft, targets in ready
+                for plan in self._update_calls(draft, [cards[key] for key in targets])
+            ]
+            outcomes = yield [call for _, _, call in plans]
+            for (draft, offered, _), outcome in zip(plans, outcomes, strict=True):
+                draft.settle("update_neighbours", outcome)
+                for handle, update in single_updates(outcome.values.get("updates", ())).items():
+                    key = offered[handle].id
+                    draft.updates[key], draft.basis[key] = update, cards[key]
+                    cards[key] = updated(cards[key], update, self.policy)
+
+    def _update_calls(
+        self, draft: Draft, targets: Sequence[Note]
+    ) -> list[tuple[dict[str, Note], Call]]:
+        limit = self.policy.max_prompt_chars
+        groups = [[target] for target in targets] if self.policy.update_each else [list(targets)]
+        plans = []
+        for group in groups:
+            offered, shown = with_handles(group, limit // 4)
+            inputs = {"note": card(draft.note, limit), "neighbours": shown}
+            bounds = {**self.policy.bounds(), "handles": frozenset(offered)}
+            call = Call("update_neighbours", inputs, bounds, draft.note.id, draft.fresh)
+            plans.append((offered, call))
+        return plans
+
+    def _commit_once(self, draft: Draft) -> Note:
+        """Commit a draft; where another writer stored the same source meanwhile, return that note."""
+        try:
+            return self._commit(draft)
+        except SourceConflictError:
+            twin = self.store.find_source(self.user, draft.note.source or "")
+            if twin is None or twin.content != draft.note.content:
+                raise
+            return twin
+
+    def _commit(self, draft: Draft) -> Note:
+        space = Workspace(self.user, lambda ids: self.store.get(self.user, ids))
+        self._place(draft, space)
+        for key, made in draft.decisions.items():
+            link = Link(id=key, reason=made.reason, strength=made.strength)
+            space.link(draft.note.id, key, link, self.policy)
+        for key, update in draft.updates.items():
+            self._rewrite(draft, space, key, update)
+        return self._write(space, draft)
+
+    def _place(self, draft: Draft, space: Workspace) -> None:
+        note = draft.note.model_copy(update={"pending_steps": draft.pending()})
+        if draft.existing is None:
+            space.put(note)
+            return
+        current = space.get(note.id)
+        if current is None or current.revision != draft.existing.revision:
+            raise ConflictError([note.id])
+        space.put(note.model_copy(update={"links": current.links, "history": current.history}))
+        if draft.cause == "update" and "decide_links" in draft.steps and not draft.failed:
+            for link in current.links:
+                space.unlink(note.id, link.id)
+
+    def _rewrite(self, draft: Draft, space: Workspace, key: str, update: NeighbourUpdate) -> None:
+        current = space.get(key)
+        if current is None:
+            return
+        if card(current, 1) != card(draft.basis[key], 1):
+            raise ConflictError([key])
+        space.put(updated(current, update, self.policy))
+
+    def _write(self, space: Workspace, draft: Draft) -> Note:
+        own = draft.note.id
+        changed = [
+            recorded(
+                space.before.get(note.id),
+                note,
+                cause=draft.cause if note.id == own else "evolution",
+                by=own,
+                at=self.clock(),
+                policy=self.policy,
+            )
+            for note in space.changed()
+        ]
+        known = {own: Row(draft.note, draft.vector, draft.vector_content)}
+        stored = commit(self.store, self.embedder, space, changed, known=known)
+        return next(note for note in stored if note.id == own)
+
+
+def commit(
+    store: NoteStore,
+    embedder: Embedder,
+    space: Workspace,
+    changed: Sequence[Note],
+    *,
+    known: Mapping[str, Row] | None = None,
+    delete: Sequence[str] = (),
+) -> list[Note]:
+    """Write the changed notes in one commit, each embedded anew where its text changed; return them.
+
+    Raises:
+        ConflictError: Another writer changed one of the notes; nothing was written.
+    """
+    rows = {**store.rows(space.user, [note.id for note in changed]), **(known or {})}
+    stale = [n for n in changed if n.id not in rows or rows[n.id].note.document() != n.document()]
+    fresh = embedder.embed([*(n.document() for n in stale), *(n.content for n in stale)])
+    for place, note in enumerate(stale):
+        rows[note.id] = Row(note, fresh[place], fresh[place + len(stale)])
+    written = [replace(rows[note.id], note=note) for note in changed]
+    touched = {note.id for note in changed} | set(delete)
+    expected = {key: note.revision for key, note in space.before.items() if key in touched}
+    return store.commit(written, expected=expected, delete=delete, user=space.user)
+
+
+def _targets(draft: Draft) -> list[str]:
+    """Return the ids of the linked notes that the decision wants updated."""
+    return [key for key, decision in draft.decisions.items() if decision.update]
+
+
+def _independent(
+    waiting: Sequence[tuple[Draft, list[str]]],
+) -> tuple[list[tuple[Draft, list[str]]], list[tuple[Draft, list[str]]]]:
+    """Split off the drafts that share no neighbour with an earlier one that still waits."""
+    ready, later = [], []
+    taken: set[str] = set()
+    for draft, targets in waiting:
+        (later if taken & set(targets) else ready).append((draft, targets))
+        taken |= set(targets)
+    return ready, later

@@ -1,0 +1,127 @@
+"""What users hand in, checked and brought into one form before anything is called or written."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypedDict
+
+from amem_dspy.errors import InvalidInputError
+from amem_dspy.note import MetadataValue
+from amem_dspy.signatures.text import mend_unicode
+
+MAX_CONTENT_CHARS = 1_000_000
+MAX_NAME_CHARS = 512
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Item(TypedDict, total=False):
+    """One entry of `add_many`; only `content` is required."""
+
+    content: str | Messages
+    timestamp: str | datetime | None
+    source: str | None
+    thread: str | None
+    metadata: Mapping[str, MetadataValue] | None
+
+
+def content_text(content: str | Messages) -> str:
+    """Return the content as stored: a lone surrogate becomes U+FFFD, NUL goes, all else stays.
+
+    Chat messages become one text, a line "role: content" each.
+
+    Raises:
+        InvalidInputError: Blank, too long, or not a text.
+    """
+    if not isinstance(content, str):
+        content = "\n".join(_message_line(message) for message in content)
+    text = mend_unicode(content).replace("\0", "")
+    visible = any(
+        not char.isspace() and unicodedata.category(char) not in ("Cc", "Cf") for char in text
+    )
+    if not visible:
+        raise InvalidInputError("the content is blank; a note needs some text")
+    if len(text) > MAX_CONTENT_CHARS:
+        raise InvalidInputError(
+            f"the content has {len(text)} characters, at most {MAX_CONTENT_CHARS} fit in a note; split it"
+        )
+    return text
+
+
+def _message_line(message: Mapping[str, Any]) -> str:
+    if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+        raise InvalidInputError(
+            'a message is {"role": ..., "content": <text>}; got ' + repr(message)[:120]
+        )
+    return f"{message.get('role', 'user')}: {message['content']}"
+
+
+def aware_time(timestamp: str | datetime | None, now: datetime) -> datetime:
+    """Return the timestamp with its zone; a naive one means UTC, None means `now`.
+
+    Raises:
+        InvalidInputError: The text is no ISO 8601 date or time.
+    """
+    if timestamp is None:
+        return now
+    if isinstance(timestamp, str):
+        try:
+            timestamp = datetime.fromisoformat(timestamp.strip())
+        except ValueError as error:
+            raise InvalidInputError(
+                f"timestamp {timestamp!r} is not ISO 8601; write it like 2026-07-20T10:00 or 2026-07-20T10:00+09:00"
+            ) from error
+    return timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
+
+
+def name(value: str, *, what: str) -> str:
+    """Return a user, source or thread name, which is data: any text but a blank one or one with NUL.
+
+    Raises:
+        InvalidInputError: Blank, longer than `MAX_NAME_CHARS`, with NUL or a lone surrogate.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInputError(f"{what} must be a text that is not blank; got {value!r}")
+    if len(value) > MAX_NAME_CHARS:
+        raise InvalidInputError(f"{what} has {len(value)} characters; at most {MAX_NAME_CHARS} fit")
+    if "\0" in value or mend_unicode(value) != value:
+        raise InvalidInputError(f"{what} {value!r} holds NUL or a broken character; leave it out")
+    return value
+
+
+def flat_metadata(metadata: Mapping[str, MetadataValue] | None) -> dict[str, MetadataValue]:
+    """Return the metadata as a flat dictionary of plain values.
+
+    Raises:
+        InvalidInputError: A key is no text or a value is no text, number, bool or None.
+    """
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None):
+            raise InvalidInputError(
+                f"metadata must be flat: text keys with text, number, bool or None; got {key!r}: {value!r}"
+            )
+    return {mend(key): mend(value) for key, value in (metadata or {}).items()}
+
+
+def mend(value: Any) -> Any:
+    """Return a text with its surrogates mended and without NUL, and anything else as it is."""
+    return mend_unicode(value).replace("\0", "") if isinstance(value, str) else value
+
+
+def as_item(item: str | Item | Mapping[str, Any]) -> Item:
+    """Return an entry of `add_many` as a mapping.
+
+    Raises:
+        InvalidInputError: It has no content or an unknown key.
+    """
+    if isinstance(item, str):
+        return Item(content=item)
+    unknown = set(item) - set(Item.__annotations__)
+    if unknown or "content" not in item:
+        raise InvalidInputError(
+            f"an item is a text or a mapping with content and, if wanted, "
+            f"{', '.join(sorted(set(Item.__annotations__) - {'content'}))}; got the keys {sorted(item)}"
+        )
+    return Item(**item)  # type: ignore[typeddict-item]

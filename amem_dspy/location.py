@@ -1,0 +1,190 @@
+"""Where a store lives: its address, its lock, and the opening of its table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import filelock
+import lancedb
+import pyarrow as pa
+from lancedb.index import FTS
+
+from amem_dspy.errors import AmemError, EmbedderMismatchError, StoreError
+from amem_dspy.query import STOP_WORDS
+from amem_dspy.schema import SCHEMA_VERSION
+
+TABLE = "notes"
+LOCK_FILE = ".lock"
+LOCK_SECONDS = 120.0
+LOCK_POLL_SECONDS = 0.005
+
+_INDICES = {
+    "text_stemmed": FTS(language="English", custom_stop_words=STOP_WORDS),
+    "text_ngram": FTS(
+        base_tokenizer="ngram",
+        ngram_min_length=2,
+        ngram_max_length=3,
+        stem=False,
+        remove_stop_words=False,
+    ),
+}
+
+
+class Location:
+    """The address of a store.
+
+    Args:
+        address: A folder (`~` expands), or an address with `://`, which locks do not reach.
+        storage_options: Credentials and settings of an object store, as LanceDB takes them.
+    """
+
+    def __init__(self, address: str, storage_options: Mapping[str, str] | None) -> None:
+        self._folder = None if "://" in address else Path(address).expanduser()
+        self.uri = address if self._folder is None else str(self._folder)
+        self._storage_options = dict(storage_options) if storage_options else None
+        self._writing = threading.Lock()
+
+    @property
+    def has_lock(self) -> bool:
+        """Whether `exclusive` keeps other processes out."""
+        return self._folder is not None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep other threads out, and on a local folder other processes. For disk work only.
+
+        Raises:
+            StoreError: The lock was not free for `LOCK_SECONDS`.
+        """
+        with self._writing:
+            if self._folder is None:
+                yield
+                return
+            lock = filelock.FileLock(self._folder / LOCK_FILE)
+            self._acquire(lock)
+            try:
+                yield
+            finally:
+                lock.release()
+
+    def _acquire(self, lock: filelock.BaseFileLock) -> None:
+        try:
+            with self.disk():
+                lock.acquire(timeout=LOCK_SECONDS, poll_interval=LOCK_POLL_SECONDS)
+        except StoreError as error:
+            if not isinstance(error.__cause__, filelock.Timeout):
+                raise
+            raise StoreError(
+                f"another process has held {lock.lock_file} for {LOCK_SECONDS:.0f} s; end it",
+                path=lock.lock_file,
+            ) from error
+
+    @contextmanager
+    def disk(self) -> Iterator[None]:
+        """Turn errors of the file system and of LanceDB into `StoreError`."""
+        try:
+            yield
+        except AmemError:
+            raise
+        except (OSError, RuntimeError, ValueError) as exc:
+            raise StoreError(
+                f"the store {self.uri} cannot be read or written: {exc}", path=self.uri
+            ) from exc
+
+    def open(self, schema: pa.Schema) -> Any:
+        """Open the table, or create it with this schema where there is none.
+
+        Raises:
+            EmbedderMismatchError: The table's metadata names another embedder than the schema's.
+            StoreError: There is a table that cannot be opened; nothing was changed.
+        """
+        with self.disk():
+            database = self._connect()
+            table = self._find(database)
+        if table is None:
+            # Another process may be creating it at this moment.
+            with self.exclusive(), self.disk():
+                table = self._find_or_create(database, schema)
+        with self.disk():
+            self._check_made_for(schema, table.schema.metadata or {})
+            complete = _has_indices(table)
+        if not complete:
+            with self.exclusive(), self.disk():
+                _create_indices(table)
+        return table
+
+    def _connect(self) -> Any:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return lancedb.connect(
+            self.uri,
+            storage_options=self._storage_options,
+            # Each read sees what other processes have committed.
+            read_consistency_interval=timedelta(0),
+        )
+
+    def _find(self, database: Any) -> Any:
+        """Return the table, or None where there is none or it is being created."""
+        table = _open_if_there(database)
+        if table is None and self._has(f"{TABLE}.lance") and not self._has(LOCK_FILE):
+            # Whoever creates a table holds the lock, so this one is damaged.
+            raise StoreError(self._damaged(), path=self.uri)
+        return table
+
+    def _find_or_create(self, database: Any, schema: pa.Schema) -> Any:
+        table = _open_if_there(database)
+        if table is not None:
+            return table
+        if self._has(f"{TABLE}.lance"):
+            raise StoreError(self._damaged(), path=self.uri)
+        return database.create_table(TABLE, schema=schema, exist_ok=True)
+
+    def _has(self, name: str) -> bool:
+        return self._folder is not None and (self._folder / name).exists()
+
+    def _damaged(self) -> str:
+        return (
+            f"the store {self.uri} holds a folder {TABLE}.lance that is no readable table; nothing "
+            "was changed: restore it from a copy, or move it away to start an empty store"
+        )
+
+    def _check_made_for(self, schema: pa.Schema, found: Mapping[bytes, bytes]) -> None:
+        version = found.get(b"schema_version", b"none").decode()
+        if version != str(SCHEMA_VERSION):
+            raise StoreError(
+                f"the store {self.uri} has schema version {version}, this program reads "
+                f"{SCHEMA_VERSION}; install the amem-dspy that wrote it",
+                path=self.uri,
+            )
+        expected, got = _embedder(found), _embedder(schema.metadata)
+        if expected != got:
+            raise EmbedderMismatchError(uri=self.uri, expected=expected, got=got)
+
+
+def _embedder(metadata: Mapping[bytes, bytes]) -> tuple[str, int]:
+    return metadata[b"embedder_id"].decode(), int(metadata[b"dimension"])
+
+
+def _open_if_there(database: Any) -> Any:
+    try:
+        return database.open_table(TABLE)
+    except ValueError as exc:
+        if "was not found" in str(exc):
+            return None
+        raise
+
+
+def _has_indices(table: Any) -> bool:
+    indexed = {column for index in table.list_indices() for column in index.columns}
+    return indexed >= _INDICES.keys()
+
+
+def _create_indices(table: Any) -> None:
+    if not _has_indices(table):
+        for column, config in _INDICES.items():
+            table.create_index(column, config=config)

@@ -1,0 +1,573 @@
+"""AgenticMemory: a program, a store, an embedder and a policy, as users import it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from os import PathLike
+from typing import Any, cast
+
+import dspy
+
+from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
+from amem_dspy.embedder import Embedder, resolve_embedder
+from amem_dspy.errors import (
+    ConflictError,
+    InvalidInputError,
+    NoteNotFoundError,
+    SourceConflictError,
+)
+from amem_dspy.evolve import Workspace, last_change, recorded, reverted
+from amem_dspy.ingest import MAX_CONFLICTS, Call, Draft, Ingest, Outcome, Path, commit
+from amem_dspy.inputs import Item, Messages, as_item, aware_time, content_text, flat_metadata, name
+from amem_dspy.models import resolve_lm
+from amem_dspy.note import Hit, MetadataValue, Note, Revision, Step
+from amem_dspy.policy import EvolutionPolicy
+from amem_dspy.program import MemoryProgram, resolve_program
+from amem_dspy.render import answer_context
+from amem_dspy.retrieve import Mode, Query, Retriever
+from amem_dspy.store import NoteFilter, NoteStore
+from amem_dspy.usage import Meter, StepUsage
+
+_log = logging.getLogger(__name__)
+
+MAX_PARALLEL_CALLS = 16
+StepListener = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], None]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class AgenticMemory:
+    """The memory of one user: notes that a language model describes, links and keeps up to date.
+
+    Args:
+        uri: LanceDB address: a folder, `s3://`, `gs://`, `az://` or `db://`.
+        user: A namespace; the notes of other users are invisible and out of reach.
+        program: A compiled program (path or `MemoryProgram`), or None for the untuned one.
+        lm: The model; else `dspy.settings.lm`, else $AMEM_LM, else the embedded model.
+        embedder: A sentence-transformers id or path, or an `Embedder`; else $AMEM_EMBEDDER, else
+            all-MiniLM-L6-v2.
+        policy: Steps and budgets of the write path.
+        storage_options: Passed to LanceDB for object storage.
+        clock: Returns the current time, UTC.
+        meter: Counts calls and tokens; give several memories one to count them together.
+
+    Construction does no I/O. Safe for threads; a context manager.
+    """
+
+    def __init__(
+        self,
+        uri: str | PathLike[str],
+        *,
+        user: str = "default",
+        program: str | PathLike[str] | MemoryProgram | None = None,
+        lm: dspy.BaseLM | str | None = None,
+        embedder: str | Embedder | None = None,
+        policy: EvolutionPolicy | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Callable[[], datetime] = _now,
+        meter: Meter | None = None,
+    ) -> None:
+        self.user = name(user, what="user")
+        self.program = resolve_program(program)
+        self.policy = policy or EvolutionPolicy()
+        self.embedder = resolve_embedder(embedder)
+        self.step_listener: StepListener | None = None
+        self._uri = uri
+        self._lm = lm
+        self._storage_options = storage_options
+        self._clock = clock
+        self._meter = meter or Meter()
+        self._opened: NoteStore | None = None
+
+    def __enter__(self) -> AgenticMemory:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the store; a later call opens it again."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def lm(self) -> dspy.BaseLM:
+        """The model that the next step will call."""
+        return resolve_lm(self._lm)
+
+    @property
+    def store(self) -> NoteStore:
+        """The notes on disk."""
+        if self._opened is None:
+            self._opened = NoteStore(
+                self._uri,
+                embedder_id=self.embedder.id,
+                dimension=self.embedder.dimension,
+                storage_options=self._storage_options,
+            )
+        return self._opened
+
+    def add(
+        self,
+        content: str | Messages,
+        *,
+        timestamp: str | datetime | None = None,
+        source: str | None = None,
+        thread: str | None = None,
+        metadata: Mapping[str, MetadataValue] | None = None,
+        defer: bool = False,
+        strict: bool = False,
+    ) -> Note:
+        """Construct, link and store one note, and update the notes it changes, in one commit.
+
+        Costs one model call for the first note, two where nothing is updated, three otherwise.
+
+        Args:
+            content: The text, or the chat messages of one exchange.
+            timestamp: ISO 8601 or datetime; None means now, without a zone UTC.
+            source: Idempotency key, unique per user: with the same content the stored note is returned.
+            thread: The conversation it belongs to; its notes are neighbours in order of arrival.
+            metadata: A flat dictionary, filterable with `search(where=...)`.
+            defer: Store at once and leave the model's work to `repair()`.
+            strict: Raise instead of storing a pending note when no reply of the model validates.
+
+        Raises:
+            InvalidInputError: Blank content, bad timestamp, nested metadata.
+            SourceConflictError: `source` holds other content.
+            ExtractionError: With `strict`; nothing was stored.
+            dspy.LMError: The model could not be reached or refused; nothing was stored.
+        """
+        item = Item(
+            content=content, timestamp=timestamp, source=source, thread=thread, metadata=metadata
+        )
+        return self._drive(self._add([item], wave=1, defer=defer, strict=strict))[0]
+
+    async def aadd(
+        self,
+        content: str | Messages,
+        *,
+        timestamp: str | datetime | None = None,
+        source: str | None = None,
+        thread: str | None = None,
+        metadata: Mapping[str, MetadataValue] | None = None,
+        defer: bool = False,
+        strict: bool = False,
+    ) -> Note:
+        """Do what `add` does without blocking the event loop."""
+        item = Item(
+            content=content, timestamp=timestamp, source=source, thread=thread, metadata=metadata
+        )
+        return (await self._adrive(self._add([item], wave=1, defer=defer, strict=strict)))[0]
+
+    def add_many(
+        self,
+        items: Iterable[str | Item | Mapping[str, Any]],
+        *,
+        wave: int = 16,
+        defer: bool = False,
+        strict: bool = False,
+        progress: Callable[[Note], None] | None = None,
+    ) -> list[Note]:
+        """Add notes in waves whose model calls run together; one commit per note, in input order.
+
+        A note's candidates are the store's notes and the wave's earlier ones; updates of one neighbour
+        are chained in input order. The result does not depend on the number of threads. `wave=1` is the
+        paper's order exactly.
+
+        Args:
+            items: Texts, or mappings with content, timestamp, source, thread, metadata.
+            wave: Notes per wave, at least 1.
+            defer: As in `add`.
+            strict: As in `add`.
+            progress: Called with each stored note.
+        """
+        return self._drive(
+            self._add(items, wave=wave, defer=defer, strict=strict, progress=progress)
+        )
+
+    def _add(
+        self,
+        items: Iterable[str | Item | Mapping[str, Any]],
+        *,
+        wave: int,
+        defer: bool,
+        strict: bool,
+        progress: Callable[[Note], None] | None = None,
+    ) -> Path:
+        if wave < 1:
+            raise InvalidInputError(f"wave must be at least 1; got {wave}")
+        fresh = [self._fresh(as_item(item)) for item in items]
+        stored: list[Note] = []
+        for start in range(0, len(fresh), wave):
+            group = fresh[start : start + wave]
+            known = {note.source: self._stored_source(note) for note in group if note.source}
+            drafts = self._drafts(group, known, defer=defer, strict=strict)
+            run = yield from self._ingest().run(list(drafts.values()))
+            made = dict(zip(drafts, run, strict=True))
+            for note in group:
+                done = made.get(note.source or note.id) or known[note.source]
+                stored.append(cast(Note, done))
+                if progress:
+                    progress(stored[-1])
+        return stored
+
+    def _drafts(
+        self,
+        group: Sequence[Note],
+        known: Mapping[str | None, Note | None],
+        *,
+        defer: bool,
+        strict: bool,
+    ) -> dict[str, Draft]:
+        """Return the drafts of what is not stored yet, each source once, by source or id."""
+        drafts: dict[str, Draft] = {}
+        for note in group:
+            if note.source and known[note.source]:
+                continue
+            twin = drafts.get(note.source or note.id)
+            if twin and twin.note.content != note.content:
+                raise SourceConflictError(note.source or "", note_id=twin.note.id)
+            if not twin:
+                drafts[note.source or note.id] = self._draft(note, defer=defer, strict=strict)
+        return drafts
+
+    def _draft(self, note: Note, *, defer: bool = False, strict: bool = False) -> Draft:
+        steps = self._steps()
+        if defer:
+            return Draft(note.model_copy(update={"pending_steps": steps}), steps=(), deferred=steps)
+        return Draft(note, steps=steps, strict=strict)
+
+    def _steps(self) -> tuple[Step, ...]:
+        wanted: list[Step] = ["construct_note"] if self.policy.construct else []
+        return (*wanted, "decide_links") if self.policy.link else tuple(wanted)
+
+    def _fresh(self, item: Item) -> Note:
+        source, thread = item.get("source"), item.get("thread")
+        return Note(
+            id=str(uuid.uuid4()),
+            user=self.user,
+            content=content_text(item["content"]),
+            timestamp=aware_time(item.get("timestamp"), self._clock()),
+            source=None if source is None else name(source, what="source"),
+            thread=None if thread is None else name(thread, what="thread"),
+            metadata=flat_metadata(item.get("metadata")),
+        )
+
+    def _stored_source(self, note: Note) -> Note | None:
+        found = self.store.find_source(self.user, note.source or "")
+        if found is not None and found.content != note.content:
+            raise SourceConflictError(note.source or "", note_id=found.id)
+        return found
+
+    def _ingest(self) -> Ingest:
+        return Ingest(self.store, self.embedder, self.policy, user=self.user, clock=self._clock)
+
+    def get(self, note_id: str) -> Note:
+        """Return a note.
+
+        Raises:
+            NoteNotFoundError: This user has no such note.
+        """
+        found = self.store.get(self.user, [note_id])
+        if note_id not in found:
+            raise NoteNotFoundError(note_id, user=self.user)
+        return found[note_id]
+
+    def all(self, *, limit: int | None = None) -> list[Note]:
+        """Return the user's notes by timestamp, then by arrival."""
+        return self.store.notes(self.user, limit=limit)
+
+    def count(self) -> int:
+        """Return how many notes the user has."""
+        return self.store.count(self.user)
+
+    def update(self, note_id: str, *, content: str) -> Note:
+        """Give a note other content: construct, link and embed it again, and record the revision.
+
+        Raises:
+            NoteNotFoundError: This user has no such note.
+            InvalidInputError: Blank content.
+        """
+        text = content_text(content)
+
+        def draft() -> Draft:
+            note = self.get(note_id)
+            changed = note.model_copy(update={"content": text})
+            return Draft(changed, steps=self._steps(), existing=note, cause="update")
+
+        return self._redone(draft)
+
+    def repair(self) -> list[Note]:
+        """Finish the pending notes, oldest first; return them, those that are pending still included."""
+        waiting = self.store.notes(self.user, filter=NoteFilter(pending=True))
+        return [self._repaired(note.id) for note in waiting]
+
+    def _repaired(self, note_id: str) -> Note:
+        def draft() -> Draft:
+            note = self.get(note_id)
+            return Draft(note, steps=note.pending_steps, existing=note, cause="repair", fresh=True)
+
+        return self._redone(draft)
+
+    def _redone(self, draft: Callable[[], Draft]) -> Note:
+        """Run a draft of a stored note; when another writer changed the note meanwhile, draft it anew."""
+        for _ in range(MAX_CONFLICTS):
+            try:
+                return self._drive(self._ingest().run([draft()]))[0]
+            except ConflictError as error:
+                conflict = error
+        raise conflict
+
+    def delete(self, note_id: str) -> None:
+        """Delete a note and every link to it, in one commit.
+
+        Raises:
+            NoteNotFoundError: This user has no such note.
+        """
+
+        def change(space: Workspace) -> None:
+            note = space.get(note_id)
+            if note is None:
+                raise NoteNotFoundError(note_id, user=self.user)
+            for link in note.links:
+                space.unlink(note_id, link.id)
+            space.after.pop(note_id)
+
+        self._changed(change, cause=lambda _: "delete", by=note_id, delete=[note_id])
+
+    def delete_all(self) -> int:
+        """Delete all notes of this user; return how many there were."""
+        return self.store.delete_user(self.user)
+
+    def history(self, note_id: str) -> list[Revision]:
+        """Return the note's revisions, oldest first: what it held before each change.
+
+        Raises:
+            NoteNotFoundError: This user has no such note.
+        """
+        return list(self.get(note_id).history)
+
+    def undo(self, note_id: str) -> Note:
+        """Take back the note's last change, with both ends of its links, in one commit.
+
+        Raises:
+            NoteNotFoundError: This user has no such note.
+            InvalidInputError: There is no change left to take back.
+        """
+
+        def change(space: Workspace) -> None:
+            note = space.get(note_id)
+            if note is None:
+                raise NoteNotFoundError(note_id, user=self.user)
+            entry = last_change(note)
+            if entry is None:
+                raise InvalidInputError(f"note {note_id!r} has no change to take back")
+            reverted(space, note, entry, self.policy)
+            # What it would restore may be gone already; the undo is recorded all the same.
+            if space.after[note_id] == note:
+                space.put(note.model_copy(update={"revision": note.revision + 1}))
+
+        self._changed(change, cause=lambda key: "undo" if key == note_id else "relink", by=note_id)
+        return self.get(note_id)
+
+    def _changed(
+        self,
+        change: Callable[[Workspace], None],
+        *,
+        cause: Callable[[str], Any],
+        by: str,
+        delete: Sequence[str] = (),
+    ) -> None:
+        """Apply `change` to what is stored and commit it; after a conflict read and apply again."""
+        for attempt in range(MAX_CONFLICTS):
+            space = Workspace(self.user, lambda ids: self.store.get(self.user, ids))
+            change(space)
+            at = self._clock()
+            notes = [
+                recorded(space.before[n.id], n, cause=cause(n.id), by=by, at=at, policy=self.policy)
+                for n in space.changed()
+            ]
+            try:
+                commit(self.store, self.embedder, space, notes, delete=delete)
+                return
+            except ConflictError:
+                if attempt == MAX_CONFLICTS - 1:
+                    raise
+
+    def search(
+        self,
+        query: str,
+        *,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        expand: bool = True,
+        token_budget: int | None = None,
+        min_score: float | None = None,
+        tags: Sequence[str] = (),
+        since: str | datetime | None = None,
+        until: str | datetime | None = None,
+        where: Mapping[str, MetadataValue] | None = None,
+    ) -> list[Hit]:
+        """Return the notes that fit the query best; calls no language model.
+
+        The scale of the scores is the mode's: "dense" is the cosine, in [-1, 1]; "text" is BM25, 0 and
+        more; "hybrid" is half the cosine plus half of BM25 over the best BM25 found, in [-0.5, 1]. A
+        linked note scores 0.8 times the link's strength times its origin, a neighbour in the
+        conversation 0.6 times. Scores fall; higher is better.
+
+        Args:
+            query: What to look for; a blank query finds nothing.
+            k: Hits returned at most, linked and neighbouring notes included.
+            mode: "dense", "text" or "hybrid".
+            expand: Let links and conversation neighbours bring notes in, in place of weaker hits.
+            token_budget: Most tokens of the answer lines, by the embedder's tokenizer.
+            min_score: Hits below it are left out.
+            tags: Any of these tags.
+            since: Not before this time (ISO 8601 or datetime).
+            until: Not after this time.
+            where: Metadata that must be equal.
+        """
+        if k < 1:
+            raise InvalidInputError(f"k must be at least 1; got {k}")
+        if mode not in ("dense", "text", "hybrid"):
+            raise InvalidInputError(f'mode must be "dense", "text" or "hybrid"; got {mode!r}')
+        if not query.strip():
+            return []
+        chosen = NoteFilter(
+            tags=tuple(tags),
+            since=None if since is None else aware_time(since, self._clock()),
+            until=None if until is None else aware_time(until, self._clock()),
+            where=flat_metadata(where),
+        )
+        asked = Query(query, k, mode, expand, token_budget, min_score, chosen)
+        return Retriever(self.store, self.embedder, user=self.user).search(asked)
+
+    async def asearch(self, query: str, **options: Any) -> list[Hit]:
+        """Do what `search` does without blocking the event loop."""
+        return await asyncio.to_thread(self.search, query, **options)
+
+    def ask(
+        self, question: str, *, k: int = 10, token_budget: int | None = None
+    ) -> dspy.Prediction:
+        """Answer a question from the notes: rewrite the query, search, answer. Two model calls.
+
+        Returns:
+            A prediction with `answer` (str), `query` (what was searched) and `notes` (list of Hit).
+
+        Raises:
+            ExtractionError: No reply of the answerer validated.
+        """
+        query = self._query(question, self._outcome(self._rewrite_call(question)))
+        hits = self.search(query, k=k, token_budget=token_budget)
+        outcome = self._outcome(self._answer_call(question, hits))
+        return self._answered(query, hits, outcome)
+
+    async def aask(
+        self, question: str, *, k: int = 10, token_budget: int | None = None
+    ) -> dspy.Prediction:
+        """Do what `ask` does without blocking the event loop."""
+        query = self._query(question, await self._aoutcome(self._rewrite_call(question)))
+        hits = await self.asearch(query, k=k, token_budget=token_budget)
+        outcome = await self._aoutcome(self._answer_call(question, hits))
+        return self._answered(query, hits, outcome)
+
+    def _rewrite_call(self, question: str) -> Call:
+        if not question.strip():
+            raise InvalidInputError("the question is blank")
+        bounds = {"max_keywords": self.policy.max_keywords}
+        return Call("rewrite_query", {"question": question}, bounds, "")
+
+    def _query(self, question: str, outcome: Outcome) -> str:
+        if outcome.failed:
+            _log.warning("the question is searched as it is: %s", outcome.error)
+        return " ".join([question, *outcome.values.get("keywords", ())])
+
+    def _answer_call(self, question: str, hits: Sequence[Hit]) -> Call:
+        notes = answer_context(hit.note for hit in hits)
+        return Call("answer_question", {"question": question, "notes": notes}, {}, "")
+
+    def _answered(self, query: str, hits: list[Hit], outcome: Outcome) -> dspy.Prediction:
+        if outcome.error is not None and "answer" not in outcome.values:
+            raise outcome.error
+        return dspy.Prediction(answer=outcome.values["answer"], query=query, notes=hits)
+
+    def usage(self) -> dict[str, StepUsage]:
+        """Return calls, re-asks and tokens by step since this object was made."""
+        return self._meter.steps()
+
+    def _drive(self, path: Path) -> list[Note]:
+        calls = _advance(path, None)
+        while isinstance(calls, list):
+            calls = _advance(path, self._together(calls))
+        return calls.notes
+
+    async def _adrive(self, path: Path) -> list[Note]:
+        calls = await asyncio.to_thread(_advance, path, None)
+        while isinstance(calls, list):
+            outcomes = await asyncio.gather(*(self._aoutcome(call) for call in calls))
+            calls = await asyncio.to_thread(_advance, path, outcomes)
+        return calls.notes
+
+    def _together(self, calls: Sequence[Call]) -> list[Outcome]:
+        if len(calls) == 1:
+            return [self._outcome(calls[0])]
+        with ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_CALLS)) as pool:
+            # DSPy's settings live in context variables, which threads do not inherit.
+            running = [pool.submit(contextvars.copy_context().run, self._outcome, c) for c in calls]
+            return [future.result() for future in running]
+
+    def _outcome(self, call: Call) -> Outcome:
+        with self._extracting(call):
+            try:
+                made = getattr(self.program, call.step)(**call.inputs)
+            except ExtractionError as error:
+                return Outcome(error.salvaged, error)
+        return self._heard(call, made)
+
+    async def _aoutcome(self, call: Call) -> Outcome:
+        with self._extracting(call):
+            try:
+                made = await getattr(self.program, call.step).acall(**call.inputs)
+            except ExtractionError as error:
+                return Outcome(error.salvaged, error)
+        return self._heard(call, made)
+
+    @contextmanager
+    def _extracting(self, call: Call) -> Iterator[None]:
+        lm = self.lm
+        if call.fresh:
+            # The reply that did not validate may lie in DSPy's cache.
+            lm = lm.copy(cache=False)
+        scope = Scope(bounds=call.bounds, step=call.step, meter=self._meter)
+        with dspy.context(lm=lm), extraction_scope(scope):
+            yield
+
+    def _heard(self, call: Call, made: dspy.Prediction) -> Outcome:
+        values = dict(made.items())
+        if self.step_listener is not None:
+            self.step_listener(call.note_id, call.step, call.inputs, values)
+        return Outcome(values)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    notes: list[Note]
+
+
+def _advance(path: Path, outcomes: list[Outcome] | None) -> list[Call] | _Finished:
+    """Run the write path to its next calls; a StopIteration could not leave a worker thread."""
+    try:
+        return next(path) if outcomes is None else path.send(outcomes)
+    except StopIteration as stop:
+        return _Finished(stop.value)

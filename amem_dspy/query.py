@@ -1,0 +1,193 @@
+"""Conditions and full-text queries: what a caller asks for, in LanceDB's words.
+
+Every value a caller hands in is data: it enters a condition through `quote` only, and a full-text
+query as terms to match, never as an expression.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from lancedb.query import BooleanQuery, MatchQuery, Occur
+
+from amem_dspy.errors import InvalidInputError
+from amem_dspy.note import MetadataValue
+
+MAX_QUERY_CHARS = 2_000
+
+# Lucene's English list without "no" and "not", which carry meaning. LanceDB's own list is longer
+# and makes "now", "who" and "when" unsearchable.
+STOP_WORDS = [
+    *(
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "but",
+        "by",
+        "for",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+    ),
+    *("of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this"),
+    *("to", "was", "will", "with"),
+]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Scripts written without spaces between words, and Hangul, whose particles stick to the word:
+# Thai, Lao, Myanmar, Hangul, Khmer, kana, Bopomofo, Han.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u318f"
+    "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\U00020000-\U0003ffff"
+)
+_CHARACTER = re.compile(f"([{_UNSPACED}])")
+_RUN = re.compile(f"[{_UNSPACED}]{{2,}}")
+# At a word's start and of bounded length: one endless word must not take quadratic time.
+_NAME_WITH_SYMBOLS = re.compile(r"(?<!\w)(\w{1,32})([+#]+)")
+_SYMBOL_NAMES = str.maketrans({"+": "plus", "#": "sharp"})
+
+
+@dataclass(frozen=True)
+class NoteFilter:
+    """Which notes of a user take part; the conditions add up.
+
+    Attributes:
+        tags: Any of these, compared NFKC-casefolded.
+        since: Timestamp at or after; naive means UTC.
+        until: Timestamp at or before; naive means UTC.
+        where: Every metadata key equals its value; None matches a key that is absent or null.
+        pending: Whether steps of the write path still wait.
+    """
+
+    tags: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    where: Mapping[str, MetadataValue] = field(default_factory=dict)
+    pending: bool | None = None
+
+
+EVERYTHING = NoteFilter()
+
+
+def quote(value: str) -> str:
+    """Return a value as an SQL string literal.
+
+    Raises:
+        InvalidInputError: The value holds a NUL or half a surrogate pair.
+    """
+    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        raise InvalidInputError(
+            f"{value!r} holds a NUL or a lone surrogate, which cannot be stored; remove it"
+        )
+    return "'" + value.replace("'", "''") + "'"
+
+
+def one_of(column: str, values: Iterable[str]) -> str:
+    """Return the condition that a column holds one of the values."""
+    quoted = ", ".join(quote(value) for value in values)
+    return f"{column} IN ({quoted})" if quoted else "false"
+
+
+def condition(user: str, note_filter: NoteFilter = EVERYTHING, *more: str) -> str:
+    """Return the condition for a user's notes that pass the filter and the further conditions."""
+    parts = [f"user = {quote(user)}", *more]
+    if note_filter.tags:
+        keys = (quote(fold(tag)) for tag in note_filter.tags)
+        parts.append("(" + " OR ".join(f"array_has(tag_keys, {key})" for key in keys) + ")")
+    if note_filter.since is not None:
+        parts.append(f"timestamp >= to_timestamp_micros({microseconds(note_filter.since)})")
+    if note_filter.until is not None:
+        parts.append(f"timestamp <= to_timestamp_micros({microseconds(note_filter.until)})")
+    parts += [_metadata_condition(key, value) for key, value in note_filter.where.items()]
+    if note_filter.pending is not None:
+        parts.append(f"pending = {str(note_filter.pending).lower()}")
+    return " AND ".join(parts)
+
+
+def _metadata_condition(key: str, value: MetadataValue) -> str:
+    if value is None:
+        return f"NOT array_has(metadata_terms, {quote(metadata_term(key))})"
+    return f"array_has(metadata_terms, {quote(metadata_term(key, value))})"
+
+
+def metadata_term(key: str, *value: MetadataValue) -> str:
+    """Return the term that stands for a key, or for a key with a value; 1 and 1.0 are equal."""
+    plain = [int(v) if isinstance(v, float) and v.is_integer() else v for v in value]
+    return json.dumps([key, *plain])
+
+
+def metadata_terms(metadata: Mapping[str, MetadataValue]) -> list[str]:
+    """Return the terms that a note's metadata is filtered by; null values count as absent."""
+    filled = {key: value for key, value in metadata.items() if value is not None}
+    terms = [(metadata_term(key), metadata_term(key, value)) for key, value in filled.items()]
+    return [term for pair in terms for term in pair]
+
+
+def fold(text: str) -> str:
+    """Return the form in which tags are compared."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()).strip()
+
+
+def microseconds(moment: datetime) -> int:
+    """Return microseconds since 1970 UTC; a naive time means UTC."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+def word_text(text: str) -> str:
+    """Return a text for the stemmed index: characters of unspaced scripts stand alone.
+
+    Otherwise a Latin name between Japanese characters would be part of one long word. Standing
+    alone they also make queries of a single character work, which n-grams of 2 cannot. "C++" and
+    "C#" get a second spelling, as the tokenizer drops symbols.
+    """
+    return _spell_symbols(_CHARACTER.sub(r" \1 ", _normalise(text)))
+
+
+def ngram_text(text: str) -> str:
+    """Return a text for the n-gram index: the runs of unspaced scripts."""
+    return " ".join(_RUN.findall(_normalise(text)))
+
+
+def text_query(query: str) -> BooleanQuery | None:
+    """Return the full-text query, or None where nothing in it can be searched.
+
+    Any of the terms may match. Only the first `MAX_QUERY_CHARS` characters count.
+    """
+    text = _normalise(query[:MAX_QUERY_CHARS])
+    parts = {
+        "text_stemmed": _spell_symbols(_CHARACTER.sub(r" \1 ", _RUN.sub(" ", text))),
+        "text_ngram": " ".join(_RUN.findall(text)),
+    }
+    # mypy does not see the defaults of LanceDB's pydantic dataclasses.
+    match: Any = MatchQuery
+    matches = [
+        (Occur.SHOULD, match(part, column))
+        for column, part in parts.items()
+        if any(char.isalnum() for char in part)
+    ]
+    return BooleanQuery(matches) if matches else None
+
+
+def _normalise(text: str) -> str:
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    shown = "".join(char for char in whole if unicodedata.category(char) != "Cf")
+    return unicodedata.normalize("NFKC", shown)
+
+
+def _spell_symbols(text: str) -> str:
+    return _NAME_WITH_SYMBOLS.sub(
+        lambda match: f"{match[0]} {match[1]}{match[2].translate(_SYMBOL_NAMES)} ", text
+    )

@@ -1,0 +1,141 @@
+"""The table of notes: its Arrow schema, and notes to and from its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from amem_dspy.errors import InvalidInputError
+from amem_dspy.note import Note, Revision
+from amem_dspy.query import fold, metadata_terms, microseconds, ngram_text, word_text
+
+SCHEMA_VERSION = 1
+
+_LINK = pa.struct([("id", pa.string()), ("reason", pa.string()), ("strength", pa.float64())])
+_STRINGS = pa.list_(pa.string())
+_NOTE_FIELDS = [
+    ("id", pa.string()),
+    ("user", pa.string()),
+    ("content", pa.string()),
+    ("timestamp_text", pa.string()),
+    ("keywords", _STRINGS),
+    ("context", pa.string()),
+    ("tags", _STRINGS),
+    ("links", pa.list_(_LINK)),
+    ("history", pa.string()),
+    ("source", pa.string()),
+    ("thread", pa.string()),
+    ("position", pa.int32()),
+    ("metadata", pa.string()),
+    ("pending_steps", _STRINGS),
+    ("revision", pa.int64()),
+]
+# What only conditions, orders and indices read.
+_SEARCH_FIELDS = [
+    ("timestamp", pa.timestamp("us", "UTC")),
+    ("arrival", pa.int64()),
+    ("tag_keys", _STRINGS),
+    ("metadata_terms", _STRINGS),
+    ("pending", pa.bool_()),
+    ("text_stemmed", pa.string()),
+    ("text_ngram", pa.string()),
+]
+NOTE_COLUMNS = [name for name, _ in _NOTE_FIELDS]
+ROW_COLUMNS = [*NOTE_COLUMNS, "vector", "vector_content"]
+
+_HISTORY = TypeAdapter(tuple[Revision, ...])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A note as stored.
+
+    Attributes:
+        vector: (dim,) float32, unit length: the full representation.
+        vector_content: (dim,) float32, unit length: the content alone.
+    """
+
+    note: Note
+    vector: NDArray[np.float32]
+    vector_content: NDArray[np.float32]
+
+
+def note_schema(embedder_id: str, dimension: int) -> pa.Schema:
+    """Return the table's schema, with what made it in its metadata."""
+    vector = pa.list_(pa.float32(), dimension)
+    fields = [*_NOTE_FIELDS, *_SEARCH_FIELDS, ("vector", vector), ("vector_content", vector)]
+    metadata: dict[bytes | str, bytes | str] = {
+        "schema_version": str(SCHEMA_VERSION),
+        "embedder_id": embedder_id,
+        "dimension": str(dimension),
+    }
+    return pa.schema(fields, metadata=metadata)
+
+
+def to_arrow(rows: Sequence[Row], arrivals: Sequence[int], schema: pa.Schema) -> pa.Table:
+    """Return rows as an Arrow table; arrivals run beside rows.
+
+    Raises:
+        InvalidInputError: A text holds half a surrogate pair.
+    """
+    try:
+        records = [_record(row, arrival) for row, arrival in zip(rows, arrivals, strict=True)]
+        return pa.Table.from_pylist(records, schema=schema)
+    except (UnicodeEncodeError, PydanticSerializationError) as exc:
+        raise InvalidInputError(f"a note holds a lone surrogate; replace it: {exc}") from exc
+
+
+def _record(row: Row, arrival: int) -> dict[str, object]:
+    note = row.note
+    document = note.document()
+    return {
+        **note.model_dump(exclude={"timestamp", "history", "metadata"}),
+        "timestamp": microseconds(note.timestamp),
+        "timestamp_text": note.timestamp.isoformat(),
+        "history": _HISTORY.dump_json(note.history).decode(),
+        "metadata": json.dumps(note.metadata),
+        "arrival": arrival,
+        "tag_keys": [fold(tag) for tag in note.tags],
+        "metadata_terms": metadata_terms(note.metadata),
+        "pending": note.pending,
+        "text_stemmed": word_text(document),
+        "text_ngram": ngram_text(document),
+        "vector": row.vector,
+        "vector_content": row.vector_content,
+    }
+
+
+def to_notes(table: pa.Table) -> list[Note]:
+    """Return the notes of a table that has at least `NOTE_COLUMNS`."""
+    return [_note(record) for record in table.select(NOTE_COLUMNS).to_pylist()]
+
+
+def _note(record: Mapping[str, Any]) -> Note:
+    fields = dict(record)
+    fields["timestamp"] = datetime.fromisoformat(fields.pop("timestamp_text"))
+    fields["history"] = _HISTORY.validate_json(fields["history"])
+    fields["metadata"] = json.loads(fields["metadata"])
+    return Note(**fields)
+
+
+def to_rows(table: pa.Table) -> list[Row]:
+    """Return the rows of a table that has at least `ROW_COLUMNS`."""
+    notes = to_notes(table)
+    columns = [_vectors(table, name) for name in ("vector", "vector_content")]
+    return [Row(*parts) for parts in zip(notes, *columns, strict=True)]
+
+
+def _vectors(table: pa.Table, column: str) -> NDArray[np.float32]:
+    """Return a vector column as (n_rows, dim) float32."""
+    lists: Any = table.column(column).combine_chunks()
+    flat = lists.flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat, dtype=np.float32).reshape(len(lists), lists.type.list_size)
