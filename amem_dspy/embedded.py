@@ -347,8 +347,8 @@ def _params(settings: _Settings) -> Any:
     params.model.path = settings.path
     params.model_alias = {Path(settings.path).stem}
     params.n_ctx = settings.n_ctx
-    # The runtime's threads spin at every barrier: with one more than there are free processors it is
-    # ten times slower.
+    # The runtime's threads spin at every barrier: with one more than there are free processors a
+    # call takes ten times as long.
     params.cpuparams_batch.n_threads = settings.threads or max(1, _processors() - 1)
     params.cpuparams.n_threads = settings.threads or 1
     params.hostnames = ["127.0.0.1"]
@@ -378,8 +378,8 @@ def _call(server: Any, body: dict[str, Any]) -> dict[str, Any]:
     message = str(refusal.get("message", refusal))
     if refusal.get("type") == "exceed_context_size_error":
         raise lm15.ContextLengthError(
-            f"the prompt has {refusal.get('n_prompt_tokens')} tokens, the embedded model was opened "
-            f"with n_ctx={refusal.get('n_ctx')}; shorten the prompt or pass a larger n_ctx"
+            f"the prompt has {refusal.get('n_prompt_tokens')} tokens, the embedded model was "
+            f"opened with n_ctx={refusal.get('n_ctx')}; shorten the prompt or pass a larger n_ctx"
         )
     kind = lm15.InvalidRequestError if refusal.get("code") == 400 else lm15.ServerError
     raise kind(message)
@@ -399,6 +399,10 @@ def _as_lm_error(error: ConfigError) -> ConfigError:
     return copy
 
 
+_BOUNDS_OF_TEXT = {"enum", "const", "maxLength", "pattern", "format"}
+_MAX_TEXT_CHARS = 400
+_MAX_TERM_CHARS = 80
+_MAX_ITEMS = 16
 # Keywords whose value maps names to schemas, so that a name equal to a keyword is left alone.
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProperties"})
 
@@ -415,7 +419,6 @@ def _body(request: Request) -> dict[str, Any]:
     body["messages"] = _messages(request)
     body["temperature"] = config.temperature or 0.0
     body["max_tokens"] = config.max_tokens or _DEFAULT_MAX_TOKENS
-    body["cache_prompt"] = True
     if config.stop:
         body["stop"] = list(config.stop)
     if config.response_format is not None:
@@ -474,8 +477,9 @@ def _grammar_schema(schema: Any) -> Any:
     Measured: types, enum, const, $ref, anyOf, lengths, item counts, integer bounds, closed objects
     and simple anchored patterns are enforced at no cost. Bounds of a number are not, so a narrow
     range becomes a choice of eleven steps. Other patterns print a line on stderr and count for
-    nothing. uniqueItems, not, multipleOf, propertyNames and minProperties are ignored: validation of
-    the reply still covers them.
+    nothing. uniqueItems, not, multipleOf, propertyNames and minProperties are ignored: validation
+    of the reply still covers them. What has no bound gets one: at temperature 0 a small model can
+    repeat itself up to the token limit.
     """
     if isinstance(schema, list):
         return [_grammar_schema(item) for item in schema]
@@ -484,7 +488,14 @@ def _grammar_schema(schema: Any) -> Any:
     steps = _number_steps(schema)
     if steps:
         return {"enum": steps}
-    return {key: _keyword(key, value) for key, value in schema.items() if _usable(key, value)}
+    kept = {key: _keyword(key, value) for key, value in schema.items() if _usable(key, value)}
+    if schema.get("type") == "string" and not schema.keys() & _BOUNDS_OF_TEXT:
+        kept["maxLength"] = _MAX_TEXT_CHARS
+    if schema.get("type") == "array":
+        kept.setdefault("maxItems", _MAX_ITEMS)
+        if isinstance(kept.get("items"), dict) and "maxLength" in kept["items"]:
+            kept["items"]["maxLength"] = min(kept["items"]["maxLength"], _MAX_TERM_CHARS)
+    return kept
 
 
 def _keyword(key: str, value: Any) -> Any:

@@ -133,8 +133,8 @@ def resolve_embedder(embedder: str | Embedder | None = None) -> Embedder:
         return SentenceTransformerEmbedder(embedder)
     if not callable(getattr(embedder, "embed", None)):
         raise ConfigError(
-            f"embedder={embedder!r} is no embedder; pass a sentence-transformers model id, a folder, "
-            "or an object with id, dimension, embed(texts) and count_tokens(text)"
+            f"embedder={embedder!r} is no embedder; pass a sentence-transformers model id, a "
+            "folder, or an object with id, dimension, embed(texts) and count_tokens(text)"
         )
     return embedder
 

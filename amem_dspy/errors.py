@@ -9,7 +9,7 @@ AmemError
 ├── SourceConflictError      the idempotency key holds other content: call `update`
 ├── StoreError               the files of the store are damaged or out of reach
 ├── ConflictError            another writer was first: read again and redo
-├── ExtractionError          the model's replies did not validate (also a `dspy.AdapterParseError`; in `adapter`)
+├── ExtractionError          the model's replies did not validate (see `extraction`)
 ├── DataError                a data file does not have the expected layout
 └── BudgetSpentError         a limit on model calls was reached
 """
@@ -64,9 +64,9 @@ class EmbedderMismatchError(ConfigError):
         self.expected = expected
         self.got = got
         super().__init__(
-            f"the store {uri} was made with the embedder {expected[0]} ({expected[1]} dimensions) and was "
-            f"opened with {got[0]} ({got[1]} dimensions); vectors of two embedders cannot be compared. "
-            f"Open it with embedder={expected[0]!r}, or embed all notes again with memory.reindex()"
+            f"the store {uri} was made with the embedder {expected[0]} ({expected[1]} dimensions) "
+            f"and was opened with {got[0]} ({got[1]} dimensions); vectors of two embedders cannot be "
+            f"compared. Open it with embedder={expected[0]!r}, or make a new store"
         )
 
 
@@ -134,7 +134,9 @@ class ConflictError(AmemError):
 
     def __init__(self, note_ids: Sequence[str]) -> None:
         self.note_ids = tuple(note_ids)
-        super().__init__(f"changed by another writer meanwhile: {', '.join(self.note_ids)}; read again and redo")
+        super().__init__(
+            f"changed by another writer meanwhile: {', '.join(self.note_ids)}; read again and redo"
+        )
 
 
 class DataError(AmemError):

@@ -145,7 +145,7 @@ class Workspace:
     def recorded(
         self, *, cause: Cause, by: str | None, at: datetime, policy: EvolutionPolicy
     ) -> list[Note]:
-        """Return the changed notes, each with its revision counted and the values before in its history."""
+        """Return the changed notes, revision counted and the values before in the history."""
         return [
             recorded(self.before.get(note.id), note, cause=cause, by=by, at=at, policy=policy)
             for note in self.changed()

@@ -64,7 +64,7 @@ class ExtractionError(AmemError, dspy.AdapterParseError):
 
     def __init__(self, state: Extraction, *, salvaged: dict[str, Any], dropped: list[str]) -> None:
         DSPyError.__init__(self, state.problem, code=self.code, model=state.model_name)
-        self.step = state.signature.__name__
+        self.step = state.name
         self.adapter_name = "InstructorAdapter"
         self.signature = state.signature
         self.lm_response = state.text
@@ -148,6 +148,7 @@ class Extraction:
         self.model_name = str(getattr(lm, "model", None))
         self.signature = signature
         self.scope = active_scope.get()
+        self.name = schema_name(signature, self.scope.step)
         self.settings = {**getattr(lm, "kwargs", {}), **lm_kwargs}
         self.sample = sample
         self.messages = messages
@@ -235,7 +236,7 @@ class Extraction:
         schema = reply_schema(self.signature, self.scope.bounds, limits=limits)
         shape: dict[str, Any] | None = None
         if self.lm.supports_response_schema and is_closed(schema):
-            named = {"name": schema_name(self.signature), "schema": schema, "strict": True}
+            named = {"name": self.name, "schema": schema, "strict": True}
             shape = {"type": "json_schema", "json_schema": named}
         else:
             messages[0] = _with_schema(messages[0], schema)
@@ -254,7 +255,7 @@ class Extraction:
 
     def _add(self, usage: StepUsage) -> None:
         if self.scope.meter is not None:
-            self.scope.meter.add(self.scope.step or self.signature.__name__, usage)
+            self.scope.meter.add(self.scope.step or self.name, usage)
 
     def receive(self, response: Response) -> ChatCompletion:
         """Take note of a reply, and return it as instructor takes it."""

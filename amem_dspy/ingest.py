@@ -227,7 +227,7 @@ class Ingest:
         return offered, Call("decide_links", inputs, bounds, draft.note.id, draft.fresh)
 
     def _update(self, wave: Sequence[Draft]) -> Phase:
-        """Rewrite the neighbours; what concerns the same neighbour is chained in the wave's order."""
+        """Rewrite the neighbours; updates of one neighbour are chained in the wave's order."""
         if not self.policy.evolve:
             return
         cards = {draft.note.id: draft.note for draft in wave}
@@ -264,7 +264,7 @@ class Ingest:
         return plans
 
     def _commit_once(self, draft: Draft) -> Note:
-        """Commit a draft; where another writer stored the same source meanwhile, return that note."""
+        """Commit a draft, or return the note that another writer gave its source meanwhile."""
         try:
             return self._commit(draft)
         except SourceConflictError:
@@ -319,7 +319,8 @@ class Ingest:
         ]
         known = {own: Row(draft.note, draft.vector, draft.vector_content)}
         stored = commit(self.store, self.embedder, space, changed, known=known)
-        return next(note for note in stored if note.id == own)
+        # A repair that fails as before changes nothing, so nothing was stored.
+        return next((note for note in stored if note.id == own), space.after[own])
 
 
 def commit(
@@ -331,7 +332,7 @@ def commit(
     known: Mapping[str, Row] | None = None,
     delete: Sequence[str] = (),
 ) -> list[Note]:
-    """Write the changed notes in one commit, each embedded anew where its text changed; return them.
+    """Write the changed notes in one commit, embedded anew where their text changed.
 
     Raises:
         ConflictError: Another writer changed one of the notes; nothing was written.
@@ -361,7 +362,8 @@ def _independent(
     waiting: Sequence[tuple[Draft, list[str]]],
 ) -> tuple[list[tuple[Draft, list[str]]], list[tuple[Draft, list[str]]]]:
     """Split off the drafts that share no neighbour with an earlier one that still waits."""
-    ready, later = [], []
+    ready: list[tuple[Draft, list[str]]] = []
+    later: list[tuple[Draft, list[str]]] = []
     taken: set[str] = set()
     for draft, targets in waiting:
         (later if taken & set(targets) else ready).append((draft, targets))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from amem_dspy.errors import InvalidInputError
 from amem_dspy.note import MetadataValue
@@ -45,7 +45,7 @@ def content_text(content: str | Messages) -> str:
         raise InvalidInputError("the content is blank; a note needs some text")
     if len(text) > MAX_CONTENT_CHARS:
         raise InvalidInputError(
-            f"the content has {len(text)} characters, at most {MAX_CONTENT_CHARS} fit in a note; split it"
+            f"the content has {len(text)} characters, at most {MAX_CONTENT_CHARS} fit; split it"
         )
     return text
 
@@ -71,13 +71,14 @@ def aware_time(timestamp: str | datetime | None, now: datetime) -> datetime:
             timestamp = datetime.fromisoformat(timestamp.strip())
         except ValueError as error:
             raise InvalidInputError(
-                f"timestamp {timestamp!r} is not ISO 8601; write it like 2026-07-20T10:00 or 2026-07-20T10:00+09:00"
+                f"timestamp {timestamp!r} is not ISO 8601; write it like 2026-07-20T10:00 "
+                "or 2026-07-20T10:00+09:00"
             ) from error
     return timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
 
 
 def name(value: str, *, what: str) -> str:
-    """Return a user, source or thread name, which is data: any text but a blank one or one with NUL.
+    """Return a user, source or thread name: data, any text but a blank one or one with NUL.
 
     Raises:
         InvalidInputError: Blank, longer than `MAX_NAME_CHARS`, with NUL or a lone surrogate.
@@ -100,7 +101,8 @@ def flat_metadata(metadata: Mapping[str, MetadataValue] | None) -> dict[str, Met
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None):
             raise InvalidInputError(
-                f"metadata must be flat: text keys with text, number, bool or None; got {key!r}: {value!r}"
+                "metadata must be flat: text keys with text, number, bool or None; "
+                f"got {key!r}: {value!r}"
             )
     return {mend(key): mend(value) for key, value in (metadata or {}).items()}
 
@@ -122,6 +124,7 @@ def as_item(item: str | Item | Mapping[str, Any]) -> Item:
     if unknown or "content" not in item:
         raise InvalidInputError(
             f"an item is a text or a mapping with content and, if wanted, "
-            f"{', '.join(sorted(set(Item.__annotations__) - {'content'}))}; got the keys {sorted(item)}"
+            f"{', '.join(sorted(set(Item.__annotations__) - {'content'}))}; "
+            f"got the keys {sorted(item)}"
         )
-    return Item(**item)  # type: ignore[typeddict-item]
+    return cast(Item, dict(item))

@@ -136,7 +136,7 @@ class AgenticMemory:
         Args:
             content: The text, or the chat messages of one exchange.
             timestamp: ISO 8601 or datetime; None means now, without a zone UTC.
-            source: Idempotency key, unique per user: with the same content the stored note is returned.
+            source: Idempotency key, unique per user; the same content returns the stored note.
             thread: The conversation it belongs to; its notes are neighbours in order of arrival.
             metadata: A flat dictionary, filterable with `search(where=...)`.
             defer: Store at once and leave the model's work to `repair()`.
@@ -181,9 +181,9 @@ class AgenticMemory:
     ) -> list[Note]:
         """Add notes in waves whose model calls run together; one commit per note, in input order.
 
-        A note's candidates are the store's notes and the wave's earlier ones; updates of one neighbour
-        are chained in input order. The result does not depend on the number of threads. `wave=1` is the
-        paper's order exactly.
+        A note's candidates are the store's notes and the wave's earlier ones; updates of one
+        neighbour are chained in input order. The result does not depend on the number of threads.
+        `wave=1` is the paper's order exactly.
 
         Args:
             items: Texts, or mappings with content, timestamp, source, thread, metadata.
@@ -211,7 +211,9 @@ class AgenticMemory:
         stored: list[Note] = []
         for start in range(0, len(fresh), wave):
             group = fresh[start : start + wave]
-            known = {note.source: self._stored_source(note) for note in group if note.source}
+            known: dict[str | None, Note | None] = {
+                note.source: self._stored_source(note) for note in group if note.source
+            }
             drafts = self._drafts(group, known, defer=defer, strict=strict)
             run = yield from self._ingest().run(list(drafts.values()))
             made = dict(zip(drafts, run, strict=True))
@@ -309,7 +311,7 @@ class AgenticMemory:
         return self._redone(draft)
 
     def repair(self) -> list[Note]:
-        """Finish the pending notes, oldest first; return them, those that are pending still included."""
+        """Finish the pending notes, oldest first; return them, whether finished now or not."""
         waiting = self.store.notes(self.user, filter=NoteFilter(pending=True))
         return [self._repaired(note.id) for note in waiting]
 
@@ -321,7 +323,7 @@ class AgenticMemory:
         return self._redone(draft)
 
     def _redone(self, draft: Callable[[], Draft]) -> Note:
-        """Run a draft of a stored note; when another writer changed the note meanwhile, draft it anew."""
+        """Run a draft of a stored note, anew when another writer changed the note meanwhile."""
         for _ in range(MAX_CONFLICTS):
             try:
                 return self._drive(self._ingest().run([draft()]))[0]
@@ -421,10 +423,10 @@ class AgenticMemory:
     ) -> list[Hit]:
         """Return the notes that fit the query best; calls no language model.
 
-        The scale of the scores is the mode's: "dense" is the cosine, in [-1, 1]; "text" is BM25, 0 and
-        more; "hybrid" is half the cosine plus half of BM25 over the best BM25 found, in [-0.5, 1]. A
-        linked note scores 0.8 times the link's strength times its origin, a neighbour in the
-        conversation 0.6 times. Scores fall; higher is better.
+        The scale of the scores is the mode's: "dense" is the cosine, in [-1, 1]; "text" is BM25, 0
+        and more; "hybrid" is half the cosine plus half of BM25 over the best BM25 found, in
+        [-0.5, 1]. A linked note scores 0.8 times the link's strength times its origin, a neighbour
+        in the conversation 0.6 times. Scores fall; higher is better.
 
         Args:
             query: What to look for; a blank query finds nothing.

@@ -97,7 +97,7 @@ class Note(BaseModel):
 
 
 def represent(content: str, keywords: Iterable[str], tags: Iterable[str], context: str) -> str:
-    """Return the one text form of a note, for stored notes and for a new note's candidate search."""
+    """Return the one text form of a note, stored or new, for embedding and full-text search."""
     parts = [content, " ".join(keywords), " ".join(tags), context]
     return "\n".join(part for part in parts if part)
 

@@ -54,9 +54,14 @@ def _default(info: Any) -> dict[str, Any]:
     return {"default": None} if annotation_allows_none(info.annotation) else {}
 
 
-def schema_name(signature: type[dspy.Signature]) -> str:
-    """Return the signature's name in the letters that providers allow for a schema."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", signature.__name__)[:64]
+def schema_name(signature: type[dspy.Signature], step: str | None = None) -> str:
+    """Return a name for the outputs in the letters that providers allow for a schema.
+
+    The step's comes first, `ConstructNote` for `construct_note`: DSPy drops a signature's own name
+    when it is loaded or given other instructions.
+    """
+    named = "".join(word.capitalize() for word in step.split("_")) if step else signature.__name__
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", named)[:64]
 
 
 def reply_schema(

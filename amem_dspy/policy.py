@@ -19,7 +19,7 @@ class EvolutionPolicy:
         evolve: Let a new note rewrite the cards of linked neighbours.
         k: Candidates shown for linking.
         update_each: One call per neighbour, as equation (7) writes it, instead of one for all.
-        max_context_chars: Longest context, in characters, so that every language gets the same room.
+        max_context_chars: Longest context; characters give every language the same room.
         max_keywords: Most keywords a note.
         max_tags: Most tags a note.
         max_links: Most links a note; past it the strongest stay, at both ends.
@@ -41,7 +41,7 @@ class EvolutionPolicy:
 
     @classmethod
     def raw(cls) -> EvolutionPolicy:
-        """Return the policy that calls no model on the write path: content, timestamp, embedding."""
+        """Return the policy without any model on the write path: content, timestamp, embedding."""
         return cls(construct=False, link=False, evolve=False)
 
     def bounds(self) -> dict[str, int]:

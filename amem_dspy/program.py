@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from amem_dspy.signatures import (
 
 
 class MemoryProgram(dspy.Module):
-    """The five steps of A-MEM as predictors; holds neither store nor model, so that it can be copied.
+    """The five steps of A-MEM as predictors; no store and no model, so that it can be copied.
 
     Attributes:
         provenance: How a compiled program was made; saved with it under `metadata`.
@@ -46,7 +47,7 @@ class MemoryProgram(dspy.Module):
         wanted = {name: {**state[name], "lm": None} for name, _ in self.named_parameters()}
         super().load_state(wanted, **options)
 
-    def save(self, path: str | Path, *args: Any, **options: Any) -> None:
+    def save(self, path: str | PathLike[str], *args: Any, **options: Any) -> None:
         """Save as DSPy's JSON state, with `provenance` under `metadata`."""
         super().save(path, *args, **options)
         if Path(path).suffix == ".json":
@@ -55,7 +56,7 @@ class MemoryProgram(dspy.Module):
             text = json.dumps(state, ensure_ascii=False, indent=2)
             Path(path).write_text(text + "\n", encoding="utf-8")
 
-    def load(self, path: str | Path, *args: Any, **options: Any) -> None:
+    def load(self, path: str | PathLike[str], *args: Any, **options: Any) -> None:
         """Load what `save` wrote.
 
         Raises:
@@ -72,7 +73,7 @@ class MemoryProgram(dspy.Module):
         self.provenance = {k: v for k, v in state["metadata"].items() if k != "dependency_versions"}
 
 
-def resolve_program(program: str | Path | MemoryProgram | None) -> MemoryProgram:
+def resolve_program(program: str | PathLike[str] | MemoryProgram | None) -> MemoryProgram:
     """Return the program given, loaded from its file where a path is given, else an untuned one."""
     if isinstance(program, MemoryProgram):
         return program

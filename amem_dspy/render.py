@@ -42,7 +42,7 @@ def clip(content: str, limit: int) -> str:
 
 
 def card(note: Note, limit: int) -> str:
-    """Return a note with its card; every line but the first is indented, so none passes for a handle."""
+    """Return a note with its card; lines after the first are indented: none passes for a handle."""
     lines = [f"{clip(note.content, limit)} ({spoken_date(note.timestamp)})"]
     if note.context:
         lines.append(f"  context: {note.context}")

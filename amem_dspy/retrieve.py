@@ -1,4 +1,4 @@
-"""Retrieval: dense, full text and hybrid, with linked notes and the neighbours of a conversation."""
+"""Retrieval: dense, full text and hybrid, with linked notes and conversation neighbours."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from amem_dspy.embedder import Embedder
 from amem_dspy.note import Hit
-from amem_dspy.render import answer_line
 from amem_dspy.query import EVERYTHING
+from amem_dspy.render import answer_line
 from amem_dspy.store import NoteFilter, NoteStore, Row
 
 Mode = Literal["dense", "text", "hybrid"]
@@ -132,8 +132,8 @@ def _fused(
 ) -> list[Hit]:
     """Return the convex combination of cosine and BM25 over the highest BM25 of the pool.
 
-    After Bruch, Gai and Ingber (arXiv 2210.11934), with the cosine as it is. A note that only the full
-    text found gets its true cosine; one outside the full text's pool counts as BM25 0.
+    After Bruch, Gai and Ingber (arXiv 2210.11934), with the cosine as it is. A note that only the
+    full text found gets its true cosine; one outside the full text's pool counts as BM25 0.
     """
     rows = {row.note.id: row for row, _ in [*dense, *text]}
     bm25 = {row.note.id: score for row, score in text}

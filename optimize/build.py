@@ -60,7 +60,7 @@ class Build:
 
 
 class MemoryBuilds:
-    """Builds memories and keeps them by fingerprint: write predictors, model, embedder, policy, text.
+    """Builds memories, kept by fingerprint: write predictors, model, embedder, policy, text.
 
     Args:
         embedder: As in `AgenticMemory`.
@@ -71,6 +71,9 @@ class MemoryBuilds:
         progress: Called with the conversation and the notes stored so far.
 
     Copies of a program share it: a deep copy is the object itself.
+
+    Attributes:
+        failure: What last stopped a question; DSPy's own runners drop it.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class MemoryBuilds:
         self.wave = wave
         self.meter = meter or Meter()
         self.progress = progress
+        self.failure: Exception | None = None
         self.folder = Path(cache) if cache is not None else Path(tempfile.mkdtemp(prefix="amem-"))
         if cache is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -177,7 +181,7 @@ class MemoryBuilds:
 
 
 def turn_items(conversation: Conversation) -> list[dict[str, Any]]:
-    """Return the turns as `AgenticMemory.add_many` takes them: source `conv-26/D1:3`, thread `conv-26/1`."""
+    """Return the turns for `add_many`, with source `conv-26/D1:3` and thread `conv-26/1`."""
     return [
         {
             "content": f"{turn.speaker}: {turn.text}",

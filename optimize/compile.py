@@ -59,7 +59,7 @@ class CompileOptions(BaseModel):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One candidate: its name, its mean official F1 on dev (percent), demos by predictor, and cost."""
+    """One candidate: name, mean official F1 on dev (percent), demos by predictor, cost."""
 
     name: str
     score: float
@@ -180,15 +180,18 @@ def _candidate(
             num_threads=options.threads,
             max_errors=1,
         )
-        return optimizer.compile(qa, trainset=trainset, valset=devset, restrict=[seed])
+        try:
+            return optimizer.compile(qa, trainset=trainset, valset=devset, restrict=[seed])
+        except Exception as error:
+            raise qa.builds.failure or error from error
 
 
 def _check_model(qa: ConversationQA) -> None:
     """Ask once, so that a dead model stops the run before anything is scored."""
-    with extraction_scope(Scope(step="check", meter=qa.builds.meter)):
-        # A reply that does not validate is a reply: the model is there.
-        with contextlib.suppress(ExtractionError):
-            qa.memory.rewrite_query(question="Where does the user run?")
+    scope = Scope(step="rewrite_query", meter=qa.builds.meter)
+    # A reply that does not validate is a reply: the model is there.
+    with extraction_scope(scope), contextlib.suppress(ExtractionError):
+        qa.memory.rewrite_query(question="Where does the user run?")
 
 
 def _name(seed: int) -> str:

@@ -128,7 +128,7 @@ def evaluate(
         on_record: Called with each record, in order, as soon as it is there.
 
     Raises:
-        dspy.LMError: `MAX_FAILED_IN_A_ROW` calls failed one after the other: the model is not there.
+        dspy.LMError: `MAX_FAILED_IN_A_ROW` questions failed one after the other: the model is gone.
     """
     examples = list(_limited(qa_examples(conversations, categories=categories), limit))
     records: list[QuestionRecord] = []
@@ -152,7 +152,7 @@ def evaluate(
 
 
 def difference(before: Evaluation, after: Evaluation) -> tuple[float, tuple[float, float]]:
-    """Return the mean change of the official F1 and its 95 % interval, in percent points, paired."""
+    """Return the paired mean change of the official F1 and its 95 % interval, percent points."""
     old = {record.question_id: record for record in before.scored}
     both = [record for record in after.scored if record.question_id in old]
     first: dict[str, list[float]] = defaultdict(list)

@@ -57,13 +57,21 @@ class ConversationQA(dspy.Module):
         """Answer one question.
 
         Returns:
-            A prediction with `answer` (str, "" where no reply validated), `query` (str), `retrieved`
-            (turn ids, best first), `shown_share` (of all notes, in [0, 1]) and `failed` (bool).
+            A prediction with `answer` (str, "" where no reply validated), `query` (str),
+            `retrieved` (turn ids, best first), `shown_share` (of all notes, in [0, 1]) and `failed`
+            (bool).
 
         Raises:
             dspy.LMError: The model could not be reached or refused; never scored as an answer.
             BudgetSpentError: The budget of calls is spent.
         """
+        try:
+            return self._answer(conversation, question)
+        except Exception as error:
+            self.builds.failure = error
+            raise
+
+    def _answer(self, conversation: Conversation, question: str) -> dspy.Prediction:
         build = self.builds.get(self.memory, conversation)
         with self.builds.open(self.memory, build) as memory:
             try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from amem_dspy.signatures.bound import MAX_TERM_CHARS
 from amem_dspy.signatures.construct import ConstructNote
 from amem_dspy.signatures.link import DecideLinks, LinkDecision
 from amem_dspy.signatures.question import AnswerQuestion, RewriteQuery
 from amem_dspy.signatures.update import NeighbourUpdate, UpdateNeighbours
 
 __all__ = [
-    "MAX_TERM_CHARS",
     "AnswerQuestion",
     "ConstructNote",
     "DecideLinks",

@@ -162,3 +162,13 @@ def make_memory(tmp_path: Path, embedder: LetterEmbedder) -> Callable[..., Any]:
 @pytest.fixture
 def plain() -> Callable[[str, str], Reply]:
     return plain_reply
+
+
+@pytest.fixture
+def locomo_path() -> Path:
+    """The LoCoMo file, which is never part of the project."""
+    named = os.environ.get("LOCOMO_PATH")
+    path = Path(named) if named else Path(__file__).parents[2] / "shared" / "data" / "locomo8.json"
+    if not path.is_file():
+        pytest.skip(f"LoCoMo is not at {path}; name the file in LOCOMO_PATH to run this")
+    return path

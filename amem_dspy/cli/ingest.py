@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.failure import Interrupted
-from amem_dspy.cli.items import read_items
 from amem_dspy.cli.output import Reply
 from amem_dspy.cli.session import Session
 from amem_dspy.errors import DataError
-from amem_dspy.inputs import Item
 from amem_dspy.note import Note
+
+if TYPE_CHECKING:
+    from amem_dspy.inputs import Item
 
 PANEL = "Notes"
 
@@ -41,6 +42,8 @@ def ingest(
     ] = False,
 ) -> Reply:
     """Store a file of notes; stopped with Ctrl-C and run again, it goes on without duplicates."""
+    from amem_dspy.cli.items import read_items
+
     items = read_items(file, conversation=conversation)
     if not items:
         raise DataError(f"{file}: there are no notes in it")

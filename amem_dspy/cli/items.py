@@ -131,4 +131,4 @@ def _conversation_items(path: Path, conversation: str | None) -> list[Item]:
     chosen = next(iter(known)) if conversation is None else conversation
     if chosen not in known:
         raise InvalidInputError(f"no conversation {chosen!r} in {path}; it has {', '.join(known)}")
-    return [Item(**item) for item in turn_items(known[chosen])]
+    return [as_item(item) for item in turn_items(known[chosen])]

@@ -60,10 +60,15 @@ def _json_escape(char: str) -> str:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a command gives back: `data` for `--json`, `show` for people, a line or table each."""
+    """What a command gives back: `data` for `--json`, `show` for people, a line or table each.
+
+    Attributes:
+        status: The exit status; other than 0 where work was cut short but something came of it.
+    """
 
     data: Any
     show: Sequence[RenderableType] = ()
+    status: int = 0
 
 
 class Output:
@@ -135,8 +140,14 @@ class Bars:
 
 def show(console: Console, item: RenderableType) -> None:
     """Print a line or table; where no terminal reads it, lines stay whole."""
-    whole = isinstance(item, str | Text) and not console.is_terminal
-    console.print(item, soft_wrap=whole)
+    if not isinstance(item, str | Text):
+        console.print(item)
+    elif not console.is_terminal:
+        console.print(item, soft_wrap=True)
+    else:
+        # A text's own wish is lost on the way through `print`.
+        cut = isinstance(item, Text) and bool(item.no_wrap)
+        console.print(item, no_wrap=cut, overflow="ellipsis" if cut else None)
 
 
 def row(*cells: tuple[str, str]) -> Text:
@@ -155,7 +166,9 @@ def entry(label: str, text: str) -> Text:
 
 
 def _console(stream: TextIO) -> Console:
-    return Console(file=stream, markup=False, emoji=False, highlight=False)
+    # Where no terminal sets the width, a table has room.
+    width = None if stream.isatty() else 120
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
 def _progress(console: Console) -> Progress:

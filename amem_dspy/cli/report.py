@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -114,7 +113,7 @@ def usage_data(steps: Mapping[str, StepUsage]) -> dict[str, dict[str, int]]:
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.ASCII2, show_edge=False, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(first, overflow="fold")
     for name in others:
         table.add_column(name, justify="right", overflow="fold")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from amem_dspy.optimize.evaluation import Evaluation
 
 PANEL = "Studies"
+INTERRUPTED = 130
 OPTIMIZERS = ("random-search",)
 DataOption = Annotated[
     Path | None,
@@ -137,7 +138,7 @@ def _compiled(study: Study, result: Result, out: Path) -> Reply:
     show.append(usage_table(steps))
     early = f" It ended early: {stopped}." if stopped else ""
     show.append(f"{out} holds the best program; {result.seconds:.0f} s.{early}")
-    return Reply(data, show)
+    return Reply(data, show, INTERRUPTED if stopped == "interrupted" else 0)
 
 
 def _check_optimizer(name: str) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from amem_dspy.signatures import MAX_TERM_CHARS, LinkDecision, NeighbourUpdate
+from amem_dspy.signatures import LinkDecision, NeighbourUpdate
 from amem_dspy.signatures.bound import (
+    MAX_TERM_CHARS,
     Context,
     FilledContext,
     FilledKeywords,
