@@ -233,7 +233,10 @@ class Extraction:
         messages = [*self.messages, *(_echo(message) for message in asked[1:][-2:])]
         # Anthropic refuses a schema with lengths or ranges in it.
         limits = re.search("anthropic|claude", self.model_name, re.IGNORECASE) is None
-        schema = reply_schema(self.signature, self.scope.bounds, limits=limits)
+        lengths = getattr(getattr(self.lm, "engine", None), "enforces_text_lengths", False)
+        schema = reply_schema(
+            self.signature, self.scope.bounds, limits=limits, text_lengths=lengths
+        )
         shape: dict[str, Any] | None = None
         if self.lm.supports_response_schema and is_closed(schema):
             named = {"name": self.name, "schema": schema, "strict": True}

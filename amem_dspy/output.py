@@ -65,7 +65,11 @@ def schema_name(signature: type[dspy.Signature], step: str | None = None) -> str
 
 
 def reply_schema(
-    signature: type[dspy.Signature], bounds: Mapping[str, Any], *, limits: bool = True
+    signature: type[dspy.Signature],
+    bounds: Mapping[str, Any],
+    *,
+    limits: bool = True,
+    text_lengths: bool = False,
 ) -> dict[str, Any]:
     """Return the JSON schema of a reply in the providers' strict form, the call's bounds in it.
 
@@ -75,8 +79,10 @@ def reply_schema(
         signature: Whose outputs the reply holds.
         bounds: The validation context.
         limits: Whether lengths and ranges are in it; validation holds the model to them anyway.
+        text_lengths: Whether bounds of our own on the length of texts are in it, which hosted
+            providers refuse in strict schemas.
     """
-    strict = _Strict(bounds, _LEFT_OUT if limits else _LEFT_OUT | _LIMITS)
+    strict = _Strict(bounds, _LEFT_OUT if limits else _LEFT_OUT | _LIMITS, text_lengths)
     schema: dict[str, Any] = strict.schema(output_model(signature).model_json_schema())
     return schema
 
@@ -85,6 +91,7 @@ def reply_schema(
 class _Strict:
     bounds: Mapping[str, Any]
     left_out: frozenset[str]
+    text_lengths: bool
 
     def schema(self, schema: Any) -> Any:
         if isinstance(schema, list):
@@ -114,7 +121,14 @@ class _Strict:
         limit = self.bounds.get(schema.pop("x-max-items", ""))
         if limit is not None:
             schema["maxItems"] = limit
+        room = schema.pop("x-max-chars", None)
+        room = self.bounds.get(room) if isinstance(room, str) else room
+        if self.text_lengths and room is not None:
+            # One more than fits: a text that runs into the bound is not taken as complete.
+            schema["maxLength"] = room + 1
         handles = self.bounds.get("handles")
+        if schema.pop("x-each-handle", False) and handles:
+            schema["maxItems"] = len(handles)
         if schema.pop("x-handle", False) and handles:
             schema["enum"] = sorted(handles, key=lambda handle: (len(handle), handle))
         return schema

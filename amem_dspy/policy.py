@@ -33,8 +33,8 @@ class EvolutionPolicy:
     k: int = Field(default=5, ge=1, le=50)
     update_each: bool = False
     max_context_chars: int = Field(default=300, ge=20)
-    max_keywords: int = Field(default=10, ge=1)
-    max_tags: int = Field(default=6, ge=1)
+    max_keywords: int = Field(default=8, ge=1)
+    max_tags: int = Field(default=5, ge=1)
     max_links: int = Field(default=10, ge=0)
     max_history: int = Field(default=20, ge=0)
     max_prompt_chars: int = Field(default=2000, ge=100)

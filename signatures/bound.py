@@ -22,10 +22,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import CoreSchema
 
 from amem_dspy.signatures.text import clean_line, clean_text
 
@@ -147,7 +149,21 @@ def keep_valid(item: type[BaseModel]) -> Callable[[Any, ValidationInfo], Any]:
 
 
 def _term_schema(bound: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "array", "items": {"type": "string"}, "x-max-items": bound})
+    term = {"type": "string", "x-max-chars": MAX_TERM_CHARS}
+    return WithJsonSchema({"type": "array", "items": term, "x-max-items": bound})
+
+
+def _text_schema(room: int | str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "x-max-chars": room})
+
+
+class EachHandleOnce:
+    """Marks a list that names each offered handle at most once, for the schema of a reply."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(core_schema), "x-each-handle": True}
 
 
 Terms = Annotated[
@@ -158,11 +174,19 @@ Terms = Annotated[
 ]
 
 
-Line = Annotated[str, AfterValidator(clean_line)]
+Line = Annotated[str, AfterValidator(clean_line), _text_schema(120)]
 Text = Annotated[
-    str, AfterValidator(lambda text: clean_text(text).strip()), AfterValidator(_filled)
+    str,
+    AfterValidator(lambda text: clean_text(text).strip()),
+    AfterValidator(_filled),
+    _text_schema(200),
 ]
-Context = Annotated[str, AfterValidator(clean_line), AfterValidator(_bounded_text)]
+Context = Annotated[
+    str,
+    AfterValidator(clean_line),
+    AfterValidator(_bounded_text),
+    _text_schema("max_context_chars"),
+]
 FilledContext = Annotated[Context, AfterValidator(_filled)]
 Handle = Annotated[
     str, AfterValidator(_offered), WithJsonSchema({"type": "string", "x-handle": True})

@@ -7,7 +7,7 @@ from typing import Annotated
 import dspy
 from pydantic import BaseModel, BeforeValidator, Field
 
-from amem_dspy.signatures.bound import Handle, Line, keep_valid
+from amem_dspy.signatures.bound import EachHandleOnce, Handle, Line, keep_valid
 
 
 class LinkDecision(BaseModel):
@@ -38,6 +38,6 @@ class DecideLinks(dspy.Signature):
 
     note: str = dspy.InputField(desc="the new note")
     candidates: str = dspy.InputField(desc="older notes; each begins with its handle")
-    links: Annotated[list[LinkDecision], BeforeValidator(keep_valid(LinkDecision))] = (
-        dspy.OutputField(desc="the candidates it belongs with, strongest first")
-    )
+    links: Annotated[
+        list[LinkDecision], BeforeValidator(keep_valid(LinkDecision)), EachHandleOnce()
+    ] = dspy.OutputField(desc="the candidates it belongs with, strongest first")

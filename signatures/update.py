@@ -7,7 +7,7 @@ from typing import Annotated
 import dspy
 from pydantic import BaseModel, BeforeValidator, Field
 
-from amem_dspy.signatures.bound import Context, Handle, Keywords, Tags, keep_valid
+from amem_dspy.signatures.bound import Context, EachHandleOnce, Handle, Keywords, Tags, keep_valid
 
 
 class NeighbourUpdate(BaseModel):
@@ -40,6 +40,6 @@ class UpdateNeighbours(dspy.Signature):
 
     note: str = dspy.InputField(desc="the new note")
     neighbours: str = dspy.InputField(desc="linked older notes; each begins with its handle")
-    updates: Annotated[list[NeighbourUpdate], BeforeValidator(keep_valid(NeighbourUpdate))] = (
-        dspy.OutputField(desc="one entry for each neighbour that changes")
-    )
+    updates: Annotated[
+        list[NeighbourUpdate], BeforeValidator(keep_valid(NeighbourUpdate)), EachHandleOnce()
+    ] = dspy.OutputField(desc="one entry for each neighbour that changes")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dspy
-
 from amem_dspy.cli.bench import seconds_text, turns
 from amem_dspy.cli.report import comparison
 from amem_dspy.errors import BudgetSpentError
@@ -141,7 +139,7 @@ def _score(study: Study, search: Search, found: dict[str, Any], say: Say) -> Non
     """Put before and after into `found`, dev first, as far as the budget goes."""
     tuned = is_tuned(search.best)
     if not tuned:
-        say("no candidate was better on dev than the untuned program, which is what was saved")
+        say(_untuned_line(search))
     try:
         for name, part in (("dev", study.split.dev), ("test", study.split.test)):
             if part and questions(part, study.options) and search.stopped is None:
@@ -155,6 +153,15 @@ def _score(study: Study, search: Search, found: dict[str, Any], say: Say) -> Non
         search.stopped = "interrupted"
     if "dev" not in found:
         found["dev"] = _dev_means(study, search)
+
+
+def _untuned_line(search: Search) -> str:
+    if len(search.candidates) > 1 and not any(sum(c.demos.values()) for c in search.candidates):
+        return (
+            "no answer on the training part was right enough to learn from, so the untuned program "
+            "was saved; a lower --threshold, more questions or a better model would help"
+        )
+    return "no candidate was better on dev than the untuned program, which is what was saved"
 
 
 def is_tuned(program: MemoryProgram) -> bool:
@@ -177,8 +184,3 @@ def _evaluated(study: Study, program: MemoryProgram, part: tuple[Conversation, .
     )
     options = study.options
     return evaluate(qa, part, categories=options.categories, threads=options.threads)
-
-
-def lm_name() -> str:
-    """Return the name of the model in use."""
-    return str(dspy.settings.lm.model)

@@ -22,12 +22,18 @@ _SECRETS = (
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
     re.compile(r"(?i)(?<=api[-_]key=)[^\s&'\"]+"),
 )
+_KEY = (
+    "set the provider's key in its environment variable (such as OPENAI_API_KEY), "
+    "or choose another model with --lm"
+)
+_SERVER = "is the server running? --api-base says where it is, --lm which model"
+_NAME = "--lm takes a name with its provider, such as openai/gpt-4o-mini"
 _ADVICE = {
-    "LMAuthError": "set the provider's key in its environment variable (such as OPENAI_API_KEY), "
-    "or choose another model with --lm",
-    "LMTransportError": "is the server running? --api-base says where it is, --lm which model",
-    "LMTimeoutError": "is the server running? --api-base says where it is, --lm which model",
-    "LMUnsupportedModelError": "--lm takes a name with its provider, such as openai/gpt-4o-mini",
+    "LMAuthError": _KEY,
+    "LMNotConfiguredError": _KEY,
+    "LMTransportError": _SERVER,
+    "LMTimeoutError": _SERVER,
+    "LMUnsupportedModelError": _NAME,
 }
 
 
@@ -94,8 +100,9 @@ def _is_lm_error(error: BaseException) -> bool:
 
 def _lm_line(error: BaseException, model: str) -> str:
     message = getattr(error, "message", None) or str(error)
-    advice = [_ADVICE[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _ADVICE]
     name = getattr(error, "model", None) or model
+    advice = [_ADVICE[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _ADVICE]
+    advice += [] if "/" in name else [_NAME]
     status = getattr(error, "status", None)
     what = f"{type(error).__name__} {status}" if status else type(error).__name__
     # The advice comes first: a provider's own words can be long.

@@ -29,6 +29,8 @@ from amem_dspy.optimize.split import Split
 from amem_dspy.usage import Meter
 
 ASKED = 3
+# Low, so that a small model finds something to learn from at all.
+THRESHOLD = 0.3
 SHOWN = 3
 
 
@@ -45,8 +47,8 @@ class DemoOptions:
 
     turns: int = 14
     candidates: int = 2
-    dev_turns: int = 10
-    test_turns: int = 12
+    dev_turns: int = 8
+    test_turns: int = 8
 
 
 class Narrator:
@@ -101,7 +103,7 @@ def run_demo(
         answers = _ask(say, memory, part)
     with model_context(lm):
         builds = MemoryBuilds(embedder=embedder, cache=folder / "builds", meter=meter)
-        settings = CompileOptions(candidates=options.candidates - 1)
+        settings = CompileOptions(candidates=options.candidates - 1, threshold=THRESHOLD)
         study = compiling.Study(ConversationQA(builds=builds, k=5), split, settings, digest)
         result = _tune(say, study, folder / "tuned.json")
     _compare(say, result)

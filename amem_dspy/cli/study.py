@@ -79,11 +79,7 @@ def compile_command(
     Conversations to train on, to choose on (dev) and to score on (test) are disjoint. Stop it with
     Ctrl-C or --max-calls: the best program so far is saved.
     """
-    _check_optimizer(optimizer)
-    if session.settings.program is not None:
-        raise typer.BadParameter("a compile starts from the untuned program; leave out --program")
-    if out.suffix != ".json":
-        raise typer.BadParameter(f"--out must end in .json; got {out}")
+    _check_compile(session, optimizer, out)
     from amem_dspy.cli import bench, compiling
     from amem_dspy.optimize.compile import CompileOptions
     from amem_dspy.optimize.split import split_conversations
@@ -141,11 +137,15 @@ def _compiled(study: Study, result: Result, out: Path) -> Reply:
     return Reply(data, show, INTERRUPTED if stopped == "interrupted" else 0)
 
 
-def _check_optimizer(name: str) -> None:
-    if name not in OPTIMIZERS:
+def _check_compile(session: Session, optimizer: str, out: Path) -> None:
+    if optimizer not in OPTIMIZERS:
         raise typer.BadParameter(
-            f"there is no optimizer {name!r}; --optimizer takes {', '.join(OPTIMIZERS)}"
+            f"there is no optimizer {optimizer!r}; --optimizer takes {', '.join(OPTIMIZERS)}"
         )
+    if session.settings.program is not None:
+        raise typer.BadParameter("a compile starts from the untuned program; leave out --program")
+    if out.suffix != ".json":
+        raise typer.BadParameter(f"--out must end in .json; got {out}")
 
 
 def _qa(

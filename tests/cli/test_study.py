@@ -26,7 +26,7 @@ def golds() -> dict[str, str]:
 
 @pytest.fixture
 def knowing(plain: Any, golds: dict[str, str]) -> Callable[[str, str], Any]:
-    """A model that knows the answers, but tells them only after it was shown an example."""
+    """A model that knows the answers."""
 
     def reply(step: str, prompt: str) -> Any:
         if step != "AnswerQuestion":
@@ -71,6 +71,12 @@ def test_compile_tells_estimate_candidates_and_table(
     assert "official F1" in result.stdout
     assert "not significant" in result.stdout
     assert "construct_note" in result.stdout
+
+
+def test_compile_says_where_there_was_nothing_to_learn_from(amem: Any) -> None:
+    result = amem("compile", "--out", "tuned.json", *SMALL, *SPLIT)
+    assert result.exit_code == 0
+    assert "right enough to learn from" in result.stderr
 
 
 def test_a_second_compile_reads_its_memories_from_the_cache(
