@@ -16,7 +16,7 @@ from typing import Any
 import dspy
 import instructor
 from dspy.adapters.types.base_type import CUSTOM_TYPE_START_IDENTIFIER
-from dspy.adapters.utils import format_field_value, get_annotation_name, serialize_for_json
+from dspy.adapters.utils import format_field_value, serialize_for_json
 from dspy.clients.capabilities import with_capability_planning
 from openai.types.chat import ChatCompletion
 from tenacity import AsyncRetrying, Retrying
@@ -201,9 +201,8 @@ def _describe(name: str, info: Any) -> str:
     about = info.json_schema_extra.get("desc") or ""
     if about == f"${{{name}}}":
         about = ""
-    is_input = info.json_schema_extra["__dspy_field_type"] == "input"
-    shown = f"- {name}" if is_input else f"- {name} ({get_annotation_name(info.annotation)})"
-    return f"{shown}: {about}" if about else shown
+    # Types are the schema's part: a small model writes "list[str]" as a tag.
+    return f"- {name}: {about}" if about else f"- {name}"
 
 
 def _shown(info: Any, value: Any) -> str:

@@ -425,7 +425,7 @@ def _body(request: Request) -> dict[str, Any]:
     if config.stop:
         body["stop"] = list(config.stop)
     if config.response_format is not None:
-        body["response_format"] = _response_format(config.response_format)
+        body |= _shape(config.response_format)
     return body
 
 
@@ -467,11 +467,13 @@ def _text(content: Any) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _response_format(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _shape(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of the request's body that holds the reply to its shape."""
     if wanted["type"] == "json_object":
-        return {"type": "json_object"}
+        return {"response_format": {"type": "json_object"}}
+    # Not through the server's response_format, which drops the options of the grammar.
     schema = _grammar_schema(wanted["schema"]) | {"x-guidance": _COMPACT}
-    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+    return {"grammar": f"%llguidance {{}}\nstart: %json {json.dumps(schema)}"}
 
 
 def _grammar_schema(schema: Any) -> Any:
@@ -528,6 +530,7 @@ def _response(request: Request, reply: Mapping[str, Any]) -> Response:
     from dspy.lm15 import Message, Response, Usage
 
     choice, usage = reply["choices"][0], reply["usage"]
+    _check_shape(request, choice)
     return Response(
         id=reply.get("id"),
         model=request.model,
@@ -539,3 +542,18 @@ def _response(request: Request, reply: Mapping[str, Any]) -> Response:
             cache_read_tokens=usage["prompt_tokens_details"]["cached_tokens"],
         ),
     )
+
+
+def _check_shape(request: Request, choice: Mapping[str, Any]) -> None:
+    """Refuse a schema that the runtime could not read: it then answers freely and says nothing."""
+    from dspy import lm15
+
+    wanted = request.config.response_format
+    if wanted is None or wanted["type"] != "json_schema" or choice["finish_reason"] == "length":
+        return
+    try:
+        json.loads(choice["message"].get("content") or "")
+    except ValueError as error:
+        raise lm15.InvalidRequestError(
+            f"the runtime's grammar cannot hold a reply to the schema {json.dumps(wanted['schema'])}"
+        ) from error

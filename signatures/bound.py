@@ -148,9 +148,10 @@ def keep_valid(item: type[BaseModel]) -> Callable[[Any, ValidationInfo], Any]:
     return check
 
 
-def _term_schema(bound: str) -> WithJsonSchema:
+def _term_schema(bound: str, *, least: int = 0) -> WithJsonSchema:
     term = {"type": "string", "x-max-chars": MAX_TERM_CHARS}
-    return WithJsonSchema({"type": "array", "items": term, "x-max-items": bound})
+    schema = {"type": "array", "items": term, "x-max-items": bound}
+    return WithJsonSchema(schema | {"minItems": least} if least else schema)
 
 
 def _text_schema(room: int | str) -> WithJsonSchema:
@@ -193,5 +194,7 @@ Handle = Annotated[
 ]
 Keywords = Annotated[Terms, AfterValidator(_bounded("max_keywords")), _term_schema("max_keywords")]
 Tags = Annotated[Terms, AfterValidator(_bounded("max_tags")), _term_schema("max_tags")]
-FilledKeywords = Annotated[Keywords, AfterValidator(_not_empty)]
-FilledTags = Annotated[Tags, AfterValidator(_not_empty)]
+FilledKeywords = Annotated[
+    Keywords, AfterValidator(_not_empty), _term_schema("max_keywords", least=1)
+]
+FilledTags = Annotated[Tags, AfterValidator(_not_empty), _term_schema("max_tags", least=1)]

@@ -110,14 +110,21 @@ def test_state_of_a_signature_loads_back(signature: Any) -> None:
 
 @pytest.mark.parametrize("signature", CONTRACT)
 def test_a_schema_carries_the_bounds_of_the_call(signature: Any) -> None:
-    bounds = {"handles": {"n10", "n2", "n1"}, "max_keywords": 7, "max_tags": 3}
+    bounds = {"handles": {"n10", "n2", "n1"}, "max_keywords": 7, "max_tags": 4}
     text = json.dumps(reply_schema(signature, bounds))
 
     assert "x-handle" not in text
     assert "x-max-items" not in text
     assert ('"enum": ["n1", "n2", "n10"]' in text) == ("links" in text or "updates" in text)
     assert ('"maxItems": 7' in text) == ("keywords" in text)
-    assert ('"maxItems": 3' in text) == ("tags" in text)
+    assert ('"maxItems": 4' in text) == ("tags" in text)
+    assert ('"maxItems": 3' in text) == ('"n10"' in text)
+    assert "x-max-chars" not in text and "maxLength" not in text
+
+
+def test_lengths_of_texts_are_in_the_schema_only_where_they_are_enforced() -> None:
+    text = json.dumps(reply_schema(ConstructNote, {"max_context_chars": 50}, text_lengths=True))
+    assert '"maxLength": 51' in text
 
 
 @pytest.mark.parametrize("signature", CONTRACT)
