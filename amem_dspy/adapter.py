@@ -53,16 +53,26 @@ class InstructorAdapter(dspy.JSONAdapter):
 
     Args:
         max_retries: How often a reply that does not validate is handed back, at most.
+        native_schema: Whether the schema is sent as the request's response format; None asks the
+            model, which knows the hosted ones. Servers such as vLLM, SGLang and llama.cpp take it
+            too, but their models are not in any list: say True for them.
+        callbacks: DSPy callbacks.
 
     The outputs' JSON schema is sent natively where the model supports response schemas and the
     outputs allow it (a `dict` with open keys does not), else in the prompt; never both. A reply cut
     at the token limit is asked again with twice the room. Native function calling is not used.
     """
 
-    def __init__(self, max_retries: int = MAX_RETRIES, callbacks: list[Any] | None = None) -> None:
+    def __init__(
+        self,
+        max_retries: int = MAX_RETRIES,
+        native_schema: bool | None = None,
+        callbacks: list[Any] | None = None,
+    ) -> None:
         super().__init__(callbacks=callbacks, use_native_function_calling=False)
         self.native_response_types: list[type[Any]] = []
         self.max_retries = max_retries
+        self.native_schema = native_schema
 
     @with_capability_planning
     def __call__(
@@ -117,7 +127,10 @@ class InstructorAdapter(dspy.JSONAdapter):
     ) -> list[Extraction]:
         messages = self.format(signature, demos, inputs)
         count = int(lm_kwargs.get("n") or getattr(lm, "kwargs", {}).get("n") or 1)
-        return [Extraction(lm, lm_kwargs, signature, messages, place) for place in range(count)]
+        return [
+            Extraction(lm, lm_kwargs, signature, messages, place, native=self.native_schema)
+            for place in range(count)
+        ]
 
     def _extract(self, state: Extraction) -> dict[str, Any]:
         def create(**asked: Any) -> ChatCompletion:

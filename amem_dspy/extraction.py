@@ -134,6 +134,7 @@ class Extraction:
         signature: Whose outputs are extracted.
         messages: The prompt.
         sample: Place among the generations asked for; each has its own cache entry.
+        native: Whether the schema is sent as the response format; None asks the model.
     """
 
     def __init__(
@@ -143,6 +144,8 @@ class Extraction:
         signature: type[dspy.Signature],
         messages: list[dict[str, Any]],
         sample: int = 0,
+        *,
+        native: bool | None = None,
     ) -> None:
         self.lm: Any = _with_clients(lm, lm_kwargs)
         self.model_name = str(getattr(lm, "model", None))
@@ -151,6 +154,7 @@ class Extraction:
         self.name = schema_name(signature, self.scope.step)
         self.settings = {**getattr(lm, "kwargs", {}), **lm_kwargs}
         self.sample = sample
+        self.native = native
         self.messages = messages
         self.tries = 0
         self.text = ""
@@ -238,7 +242,8 @@ class Extraction:
             self.signature, self.scope.bounds, limits=limits, text_lengths=lengths
         )
         shape: dict[str, Any] | None = None
-        if self.lm.supports_response_schema and is_closed(schema):
+        native = self.lm.supports_response_schema if self.native is None else self.native
+        if native and is_closed(schema):
             named = {"name": self.name, "schema": schema, "strict": True}
             shape = {"type": "json_schema", "json_schema": named}
         else:

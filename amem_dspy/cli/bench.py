@@ -7,7 +7,6 @@ import importlib.resources
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import dspy
 
@@ -15,9 +14,6 @@ from amem_dspy.adapter import InstructorAdapter
 from amem_dspy.cli.output import Bars, Output
 from amem_dspy.optimize.conversation import Conversation, LoadReport
 from amem_dspy.optimize.locomo import bundled_conversations, data_hash, load_locomo
-
-if TYPE_CHECKING:
-    pass
 
 BUNDLED = "the bundled conversations"
 
