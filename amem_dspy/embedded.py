@@ -554,6 +554,7 @@ def _check_shape(request: Request, choice: Mapping[str, Any]) -> None:
     try:
         json.loads(choice["message"].get("content") or "")
     except ValueError as error:
+        schema = json.dumps(wanted["schema"])
         raise lm15.InvalidRequestError(
-            f"the runtime's grammar cannot hold a reply to the schema {json.dumps(wanted['schema'])}"
+            f"the runtime's grammar cannot hold a reply to the schema {schema}"
         ) from error

@@ -73,11 +73,19 @@ class MemoryProgram(dspy.Module):
         self.provenance = {k: v for k, v in state["metadata"].items() if k != "dependency_versions"}
 
 
+STARTER = "starter"
+
+
 def resolve_program(program: str | PathLike[str] | MemoryProgram | None) -> MemoryProgram:
-    """Return the program given, loaded from its file where a path is given, else an untuned one."""
+    """Return the program given, loaded where a path is given, else an untuned one.
+
+    "starter" names the packaged program with two or three examples a step, written by hand for
+    models too small to follow instructions alone.
+    """
     if isinstance(program, MemoryProgram):
         return program
     resolved = MemoryProgram()
     if program is not None:
-        resolved.load(program)
+        packaged = Path(__file__).with_name("starter.json")
+        resolved.load(packaged if program == STARTER else program)
     return resolved

@@ -92,9 +92,18 @@ def compile_program(
     split: Split,
     options: CompileOptions,
     *,
+    teacher: MemoryProgram | None = None,
     on_candidate: Callable[[Candidate, Search], None] | None = None,
 ) -> Search:
     """Search for the demos with the best official F1 on the dev part.
+
+    Args:
+        qa: What is optimised.
+        split: The conversations.
+        options: Settings of the search.
+        teacher: The program whose calls become demos; None for the untuned one. A small model
+            needs one that has examples already.
+        on_candidate: Called after each candidate.
 
     Ends early, keeping the best so far, when the budget of `qa.builds.meter` is spent or on Ctrl-C.
 
@@ -112,7 +121,7 @@ def compile_program(
     for seed in options.seeds():
         calls, started = qa.builds.meter.total().calls, time.perf_counter()
         try:
-            found = _candidate(qa, trainset, devset, seed, options)
+            found = _candidate(qa, teacher, trainset, devset, seed, options)
         except BudgetSpentError as error:
             search.stopped = str(error)
             break
@@ -165,11 +174,15 @@ def provenance(
 
 def _candidate(
     qa: ConversationQA,
+    teacher: MemoryProgram | None,
     trainset: list[dspy.Example],
     devset: list[dspy.Example],
     seed: int,
     options: CompileOptions,
 ) -> Any:
+    teaching = teacher and ConversationQA(
+        teacher, builds=qa.builds, k=qa.k, token_budget=qa.token_budget
+    )
     with _quiet():
         optimizer = dspy.BootstrapFewShotWithRandomSearch(
             metric=qa_metric,
@@ -181,7 +194,9 @@ def _candidate(
             max_errors=1,
         )
         try:
-            return optimizer.compile(qa, trainset=trainset, valset=devset, restrict=[seed])
+            return optimizer.compile(
+                qa, teacher=teaching, trainset=trainset, valset=devset, restrict=[seed]
+            )
         except Exception as error:
             raise qa.builds.failure or error from error
 

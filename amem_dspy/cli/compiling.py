@@ -22,7 +22,7 @@ from amem_dspy.optimize.conversation import Conversation
 from amem_dspy.optimize.evaluation import Evaluation, evaluate
 from amem_dspy.optimize.qa import ConversationQA, qa_examples
 from amem_dspy.optimize.split import Split
-from amem_dspy.program import MemoryProgram
+from amem_dspy.program import MemoryProgram, resolve_program
 
 # A note costs construct, links and, where something changes, updates; a question costs rewrite
 # and answer.
@@ -40,6 +40,7 @@ class Study:
     split: Split
     options: CompileOptions
     data_hash: str
+    teacher: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,11 @@ def run(study: Study, out: Path, say: Say) -> Result:
     """
     started = time.perf_counter()
     search = compile_program(
-        study.qa, study.split, study.options, on_candidate=_teller(study.options, say)
+        study.qa,
+        study.split,
+        study.options,
+        teacher=resolve_program(study.teacher) if study.teacher else None,
+        on_candidate=_teller(study.options, say),
     )
     found: dict[str, Any] = {}
     if search.candidates:
@@ -128,6 +133,7 @@ def _saved_line(search: Search, out: Path) -> str:
 def _save(study: Study, search: Search, out: Path, found: dict[str, Any]) -> None:
     program = search.best.deepcopy()
     made = provenance(study.qa, study.split, study.options, search, data_hash=study.data_hash)
+    made["teacher"] = study.teacher
     program.provenance = {**made, "seed": study.options.seed, "scores": found}
     # Another name first: a stop in the middle must not leave half a program.
     work = out.with_name(f".{out.stem}.part.json")

@@ -26,6 +26,7 @@ from amem_dspy.optimize.compile import CompileOptions
 from amem_dspy.optimize.conversation import Conversation, best_window, window
 from amem_dspy.optimize.qa import ConversationQA
 from amem_dspy.optimize.split import Split
+from amem_dspy.program import STARTER
 from amem_dspy.usage import Meter
 
 ASKED = 3
@@ -97,14 +98,17 @@ def run_demo(
     )
     _introduce(say, lm, options)
     meter = Meter()
-    with AgenticMemory(folder / "memory", lm=lm, embedder=embedder, meter=meter) as memory:
+    with AgenticMemory(
+        folder / "memory", program=STARTER, lm=lm, embedder=embedder, meter=meter
+    ) as memory:
         _store(say, memory, part)
         _show_notes(say, memory)
         answers = _ask(say, memory, part)
     with model_context(lm):
         builds = MemoryBuilds(embedder=embedder, cache=folder / "builds", meter=meter)
         settings = CompileOptions(candidates=options.candidates - 1, threshold=THRESHOLD)
-        study = compiling.Study(ConversationQA(builds=builds, k=5), split, settings, digest)
+        qa = ConversationQA(builds=builds, k=5)
+        study = compiling.Study(qa, split, settings, digest, teacher=STARTER)
         result = _tune(say, study, folder / "tuned.json")
     _compare(say, result)
     say.step("7. What it cost")

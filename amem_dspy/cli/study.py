@@ -66,6 +66,13 @@ def compile_command(
     threshold: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Official F1 from which calls become demos.")
     ] = 0.5,
+    teacher: Annotated[
+        str | None,
+        typer.Option(
+            help="A program whose calls become the demos: a file, or starter for the packaged "
+            "one, which small models need. Default: the untuned program."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random candidates.")] = 0,
     threads: ThreadsOption = 1,
     max_calls: Annotated[int | None, typer.Option(min=1, help="Most model calls.")] = None,
@@ -106,7 +113,7 @@ def compile_command(
     folder = cache or out.with_name(f"{out.stem}.cache")
     with session.output.bars() as bars, bench.model_context(session.lm):
         qa = _qa(session, folder, bars, k=k, budget=token_budget, calls=max_calls, wave=wave)
-        study = compiling.Study(qa, split, options, digest)
+        study = compiling.Study(qa, split, options, digest, teacher=teacher)
         session.output.say(compiling.estimate_line(study))
         result = compiling.run(study, out, session.output.say)
     return _compiled(study, result, out)
