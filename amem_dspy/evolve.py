@@ -32,12 +32,13 @@ def budgeted(
     tags: Sequence[str],
 ) -> Note:
     """Return `note` with these values, deduplicated and inside the policy's budgets."""
-    own, broad = separate(merge_terms(keywords), merge_terms(tags))
+    # Tags are cut first: a keyword must not give way to a tag that does not stay.
+    own, broad = separate(merge_terms(keywords), merge_terms(tags, limit=policy.max_tags))
     return note.model_copy(
         update={
             "context": shorten(context, policy.max_context_chars),
             "keywords": tuple(own[: policy.max_keywords]),
-            "tags": tuple(broad[: policy.max_tags]),
+            "tags": tuple(broad),
         }
     )
 
@@ -174,6 +175,7 @@ def recorded(
         keywords=before.keywords,
         tags=before.tags,
         links=before.links,
+        pending_steps=before.pending_steps,
     )
     history = (*before.history, entry)[-policy.max_history :] if policy.max_history else ()
     return after.model_copy(update={"history": history, "revision": before.revision + 1})
@@ -194,12 +196,20 @@ def last_change(note: Note) -> Revision | None:
 
 def reverted(space: Workspace, note: Note, entry: Revision, policy: EvolutionPolicy) -> None:
     """Put the values of `entry` back into `note`, links at both ends, in `space`."""
-    values = {"context": entry.context, "keywords": entry.keywords, "tags": entry.tags}
+    values: dict[str, object] = {
+        name: getattr(entry, name) for name in ("context", "keywords", "tags", "pending_steps")
+    }
     if entry.content is not None:
         values["content"] = entry.content
     space.put(note.model_copy(update=values))
-    had, has = {link.id: link for link in entry.links}, {link.id for link in note.links}
-    for gone in sorted(has - had.keys()):
+    had, has = ({link.id: link for link in links} for links in (entry.links, note.links))
+    for gone in sorted(has.keys() - had.keys()):
         space.unlink(note.id, gone)
-    for lost in sorted(had.keys() - has):
-        space.link(note.id, lost, had[lost], policy)
+    for key, link in had.items():
+        if has.get(key) != link:
+            space.link(note.id, key, link, policy)
+    # A link put back stands last; of equally strong ones the older stay past the cap.
+    place = {key: number for number, key in enumerate(had)}
+    restored = space.after[note.id]
+    links = tuple(sorted(restored.links, key=lambda link: place[link.id]))
+    space.put(restored.model_copy(update={"links": links}))

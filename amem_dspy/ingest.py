@@ -103,6 +103,10 @@ class Draft:
             self.failed.add(step)
         return not outcome.failed
 
+    def is_stale(self, error: ConflictError) -> bool:
+        """Return whether the stored note that this draft changes is no longer as it was read."""
+        return self.existing is not None and self.note.id in error.note_ids
+
     def pending(self) -> tuple[Step, ...]:
         """Return the steps that a repair must run."""
         if self.deferred or "construct_note" in self.failed:
@@ -146,7 +150,8 @@ class Ingest:
         The loser of a conflict reads again and redoes its evolution, and so do the notes after it.
 
         Raises:
-            ConflictError: Other writers came first `MAX_CONFLICTS` times in a row.
+            ConflictError: Other writers came first `MAX_CONFLICTS` times in a row, or changed a
+                note that is updated or repaired: its caller must read it again.
         """
         yield from self._construct(wave)
         self._embed(wave)
@@ -160,9 +165,9 @@ class Ingest:
             try:
                 for draft in rest:
                     stored.append(self._commit_once(draft))
-            except ConflictError:
+            except ConflictError as error:
                 conflicts = 1 if len(stored) > before else conflicts + 1
-                if conflicts > MAX_CONFLICTS:
+                if conflicts > MAX_CONFLICTS or wave[len(stored)].is_stale(error):
                     raise
         return stored
 
@@ -267,10 +272,13 @@ class Ingest:
         """Commit a draft, or return the note that another writer gave its source meanwhile."""
         try:
             return self._commit(draft)
-        except SourceConflictError:
-            twin = self.store.find_source(self.user, draft.note.source or "")
-            if twin is None or twin.content != draft.note.content:
+        except (SourceConflictError, ConflictError):
+            source = draft.note.source if draft.existing is None else None
+            twin = self.store.find_source(self.user, source) if source else None
+            if twin is None:
                 raise
+            if twin.content != draft.note.content:
+                raise SourceConflictError(source or "", note_id=twin.id) from None
             return twin
 
     def _commit(self, draft: Draft) -> Note:
@@ -292,7 +300,8 @@ class Ingest:
         if current is None or current.revision != draft.existing.revision:
             raise ConflictError([note.id])
         space.put(note.model_copy(update={"links": current.links, "history": current.history}))
-        if draft.cause == "update" and "decide_links" in draft.steps and not draft.failed:
+        undecided = {"construct_note", "decide_links"} & draft.failed
+        if draft.cause == "update" and "decide_links" in draft.steps and not undecided:
             for link in current.links:
                 space.unlink(note.id, link.id)
 

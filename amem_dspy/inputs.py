@@ -36,12 +36,13 @@ def content_text(content: str | Messages) -> str:
         InvalidInputError: Blank, too long, or not a text.
     """
     if not isinstance(content, str):
+        if not isinstance(content, Sequence):
+            raise InvalidInputError(
+                f"content is a text or a list of messages; got {content!r:.120}"
+            )
         content = "\n".join(_message_line(message) for message in content)
     text = mend_unicode(content).replace("\0", "")
-    visible = any(
-        not char.isspace() and unicodedata.category(char) not in ("Cc", "Cf") for char in text
-    )
-    if not visible:
+    if is_blank(text):
         raise InvalidInputError("the content is blank; a note needs some text")
     if len(text) > MAX_CONTENT_CHARS:
         raise InvalidInputError(
@@ -50,7 +51,12 @@ def content_text(content: str | Messages) -> str:
     return text
 
 
-def _message_line(message: Mapping[str, Any]) -> str:
+def is_blank(text: str) -> bool:
+    """Return whether nothing of a text is visible."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+
+
+def _message_line(message: object) -> str:
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
         raise InvalidInputError(
             'a message is {"role": ..., "content": <text>}; got ' + repr(message)[:120]
@@ -62,7 +68,7 @@ def aware_time(timestamp: str | datetime | None, now: datetime) -> datetime:
     """Return the timestamp with its zone; a naive one means UTC, None means `now`.
 
     Raises:
-        InvalidInputError: The text is no ISO 8601 date or time.
+        InvalidInputError: It is no datetime, and no text with an ISO 8601 date or time.
     """
     if timestamp is None:
         return now
@@ -74,6 +80,10 @@ def aware_time(timestamp: str | datetime | None, now: datetime) -> datetime:
                 f"timestamp {timestamp!r} is not ISO 8601; write it like 2026-07-20T10:00 "
                 "or 2026-07-20T10:00+09:00"
             ) from error
+    if not isinstance(timestamp, datetime):
+        raise InvalidInputError(
+            f"a timestamp is an ISO 8601 text or a datetime; got {timestamp!r:.120}"
+        )
     return timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
 
 
@@ -96,8 +106,11 @@ def flat_metadata(metadata: Mapping[str, MetadataValue] | None) -> dict[str, Met
     """Return the metadata as a flat dictionary of plain values.
 
     Raises:
-        InvalidInputError: A key is no text or a value is no text, number, bool or None.
+        InvalidInputError: It is no mapping, a key is no text, or a value is no text, number, bool
+            or None.
     """
+    if not isinstance(metadata, Mapping | None):
+        raise InvalidInputError(f"metadata is a flat dictionary; got {metadata!r:.120}")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str | int | float | bool | None):
             raise InvalidInputError(
@@ -120,6 +133,11 @@ def as_item(item: str | Item | Mapping[str, Any]) -> Item:
     """
     if isinstance(item, str):
         return Item(content=item)
+    if not isinstance(item, Mapping):
+        raise InvalidInputError(
+            'an item is a text or a mapping with "content" (a text or chat messages); '
+            f"got {item!r:.120}"
+        )
     unknown = set(item) - set(Item.__annotations__)
     if unknown or "content" not in item:
         raise InvalidInputError(

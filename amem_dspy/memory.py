@@ -26,7 +26,16 @@ from amem_dspy.errors import (
 )
 from amem_dspy.evolve import Workspace, last_change, recorded, reverted
 from amem_dspy.ingest import MAX_CONFLICTS, Call, Draft, Ingest, Outcome, Path, commit
-from amem_dspy.inputs import Item, Messages, as_item, aware_time, content_text, flat_metadata, name
+from amem_dspy.inputs import (
+    Item,
+    Messages,
+    as_item,
+    aware_time,
+    content_text,
+    flat_metadata,
+    is_blank,
+    name,
+)
 from amem_dspy.models import resolve_lm
 from amem_dspy.note import Hit, MetadataValue, Note, Revision, Step
 from amem_dspy.policy import EvolutionPolicy
@@ -207,6 +216,9 @@ class AgenticMemory:
     ) -> Path:
         if wave < 1:
             raise InvalidInputError(f"wave must be at least 1; got {wave}")
+        if isinstance(items, str | Mapping):
+            # Iterated, a text would become a note for each letter.
+            raise InvalidInputError("add_many takes a list of items; for one note call add")
         fresh = [self._fresh(as_item(item)) for item in items]
         stored: list[Note] = []
         for start in range(0, len(fresh), wave):
@@ -257,7 +269,7 @@ class AgenticMemory:
     def _fresh(self, item: Item) -> Note:
         source, thread = item.get("source"), item.get("thread")
         return Note(
-            id=str(uuid.uuid4()),
+            id=_note_id(self.user, source),
             user=self.user,
             content=content_text(item["content"]),
             timestamp=aware_time(item.get("timestamp"), self._clock()),
@@ -416,7 +428,7 @@ class AgenticMemory:
         expand: bool = True,
         token_budget: int | None = None,
         min_score: float | None = None,
-        tags: Sequence[str] = (),
+        tags: str | Sequence[str] | None = None,
         since: str | datetime | None = None,
         until: str | datetime | None = None,
         where: Mapping[str, MetadataValue] | None = None,
@@ -435,7 +447,7 @@ class AgenticMemory:
             expand: Let links and conversation neighbours bring notes in, in place of weaker hits.
             token_budget: Most tokens of the answer lines, by the embedder's tokenizer.
             min_score: Hits below it are left out.
-            tags: Any of these tags.
+            tags: A tag, or several of which any will do.
             since: Not before this time (ISO 8601 or datetime).
             until: Not after this time.
             where: Metadata that must be equal.
@@ -444,10 +456,10 @@ class AgenticMemory:
             raise InvalidInputError(f"k must be at least 1; got {k}")
         if mode not in ("dense", "text", "hybrid"):
             raise InvalidInputError(f'mode must be "dense", "text" or "hybrid"; got {mode!r}')
-        if not query.strip():
+        if is_blank(query):
             return []
         chosen = NoteFilter(
-            tags=tuple(tags),
+            tags=(tags,) if isinstance(tags, str) else tuple(tags or ()),
             since=None if since is None else aware_time(since, self._clock()),
             until=None if until is None else aware_time(until, self._clock()),
             where=flat_metadata(where),
@@ -485,7 +497,7 @@ class AgenticMemory:
         return self._answered(query, hits, outcome)
 
     def _rewrite_call(self, question: str) -> Call:
-        if not question.strip():
+        if is_blank(question):
             raise InvalidInputError("the question is blank")
         bounds = {"max_keywords": self.policy.max_keywords}
         return Call("rewrite_query", {"question": question}, bounds, "")
@@ -547,7 +559,8 @@ class AgenticMemory:
 
     @contextmanager
     def _extracting(self, call: Call) -> Iterator[None]:
-        lm = self.lm
+        # A model set on the predictor wins, as in DSPy; then none needs to be found for it.
+        lm = getattr(self.program, call.step).lm or self.lm
         if call.fresh:
             # The reply that did not validate may lie in DSPy's cache.
             lm = lm.copy(cache=False)
@@ -560,6 +573,13 @@ class AgenticMemory:
         if self.step_listener is not None:
             self.step_listener(call.note_id, call.step, call.inputs, values)
         return Outcome(values)
+
+
+def _note_id(user: str, source: str | None) -> str:
+    """Return a new id; with a source always the same one, so that a build can be repeated."""
+    if source is None:
+        return str(uuid.uuid4())
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"amem:{user!r}:{source}"))
 
 
 @dataclass(frozen=True)

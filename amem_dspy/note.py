@@ -42,6 +42,7 @@ class Revision(BaseModel):
             deletion of a linked note, or an undo at the other end of a link (relink).
         by: The note whose arrival caused it, if one did.
         content: The content before; None where the change left the content alone.
+        pending_steps: The steps that waited for `repair()` before.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,6 +56,7 @@ class Revision(BaseModel):
     keywords: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
+    pending_steps: tuple[Step, ...] = ()
 
 
 class Note(BaseModel):
@@ -106,7 +108,7 @@ class Hit(BaseModel):
     """A note that a search returned.
 
     Attributes:
-        score: In [0, 1]; higher is better; the scale is the one `AgenticMemory.search` states.
+        score: Higher is better; the scale is the mode's, as `AgenticMemory.search` states it.
         via: "search", "thread", or the id of the note whose link led here.
     """
 

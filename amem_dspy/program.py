@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import dspy
+from pydantic import ValidationError
 
 from amem_dspy.errors import ConfigError
+from amem_dspy.output import output_model
 from amem_dspy.signatures import (
     AnswerQuestion,
     ConstructNote,
@@ -17,6 +21,8 @@ from amem_dspy.signatures import (
     RewriteQuery,
     UpdateNeighbours,
 )
+
+MAX_DEMOS = 200
 
 
 class MemoryProgram(dspy.Module):
@@ -37,14 +43,24 @@ class MemoryProgram(dspy.Module):
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
         """Return DSPy's state of the predictors; a model set on one stays out of it."""
-        state: dict[str, Any] = super().dump_state(json_mode=json_mode)
-        for predictor in state.values():
-            predictor["lm"] = None
+        state = {}
+        for name, predictor in self.named_parameters():
+            # Not even asked for its state: a model with an engine of its own refuses to give one.
+            bare = copy.copy(predictor)
+            bare.lm = None
+            state[name] = bare.dump_state(json_mode=json_mode)
         return state
 
     def load_state(self, state: dict[str, Any], **options: Any) -> None:
-        """Load DSPy's state, all of it or nothing; models and endpoints in it are ignored."""
-        wanted = {name: {**state[name], "lm": None} for name, _ in self.named_parameters()}
+        """Load DSPy's state, all of it or nothing; models and settings of calls are ignored.
+
+        Raises:
+            ValueError: It does not fit the signatures; the message names the predictor.
+        """
+        wanted = {
+            name: _own_state(name, predictor.signature, state[name])
+            for name, predictor in self.named_parameters()
+        }
         super().load_state(wanted, **options)
 
     def save(self, path: str | PathLike[str], *args: Any, **options: Any) -> None:
@@ -64,13 +80,74 @@ class MemoryProgram(dspy.Module):
         """
         try:
             super().load(path, *args, **options)
-            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            provenance = _provenance(Path(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{path} is not a saved memory program ({type(error).__name__}: {error}); "
                 "make one with `amem compile` or MemoryProgram().save(path)"
             ) from error
-        self.provenance = {k: v for k, v in state["metadata"].items() if k != "dependency_versions"}
+        self.provenance = provenance
+
+
+def _provenance(path: Path) -> dict[str, Any]:
+    if path.suffix != ".json":
+        return {}
+    metadata = json.loads(path.read_text(encoding="utf-8"))["metadata"]
+    return {key: value for key, value in metadata.items() if key != "dependency_versions"}
+
+
+def _own_state(
+    name: str, signature: type[dspy.Signature], state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what of a predictor's state is loaded.
+
+    DSPy sets every key of the state as an attribute: a `config` could send prompts elsewhere.
+    """
+    if len(state["demos"]) > MAX_DEMOS:
+        raise ValueError(f"{name} has {len(state['demos'])} demos; at most {MAX_DEMOS} fit")
+    return {
+        "lm": None,
+        "traces": [],
+        "train": [],
+        "demos": [_checked_demo(name, signature, demo) for demo in state["demos"]],
+        "signature": {
+            "instructions": str(state["signature"]["instructions"]),
+            "fields": _ordered_fields(name, signature, state["signature"]["fields"]),
+        },
+    }
+
+
+def _ordered_fields(
+    name: str, signature: type[dspy.Signature], saved: Sequence[Mapping[str, str]]
+) -> list[Mapping[str, str]]:
+    """Return the saved fields in the signature's order; DSPy matches them by position alone."""
+    prefixes = [info.json_schema_extra["prefix"] for info in signature.fields.values()]
+    if len(saved) != len(prefixes):
+        raise ValueError(f"{name} has {len(prefixes)} fields, the file {len(saved)}")
+    by_prefix = {field["prefix"]: field for field in saved}
+    # An optimiser may write other prefixes; then the position is all there is.
+    same = by_prefix.keys() == set(prefixes)
+    return [by_prefix[prefix] for prefix in prefixes] if same else list(saved)
+
+
+def _checked_demo(
+    name: str, signature: type[dspy.Signature], demo: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a demo with its outputs as the signature types them.
+
+    A demo without any of the outputs is left alone: DSPy's labelled demos are such, and the
+    adapter shows none of them.
+    """
+    given = {field: demo[field] for field in signature.output_fields if field in demo}
+    if not given:
+        return dict(demo)
+    try:
+        made = output_model(signature).model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"a demo of {name}: {where}: {first['msg']}") from error
+    return {**demo, **made.model_dump(mode="json")}
 
 
 STARTER = "starter"

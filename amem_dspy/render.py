@@ -36,7 +36,9 @@ def spoken_time(moment: datetime) -> str:
 
 
 def clip(content: str, limit: int) -> str:
-    """Return the content as one line of at most `limit` characters, its cut marked."""
+    """Return the content as one line; past `limit` characters it is cut, and the cut marked."""
+    # A blank start would use up the room; white space inside rarely takes half of it.
+    content = content.strip()
     line = clean_line(content[: limit * 2])
     return line if len(line) <= limit and len(content) <= limit * 2 else f"{line[:limit]} […]"
 

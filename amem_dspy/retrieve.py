@@ -101,16 +101,22 @@ class Retriever:
         ]
 
     def _threaded(self, hits: Sequence[Hit], allowed: NoteFilter) -> list[Hit]:
-        found = []
+        origins: dict[tuple[str, int], Hit] = {}
         for hit in hits:
             thread, position = hit.note.thread, hit.note.position
-            if thread is None or position is None:
-                continue
-            around = [place for place in (position - 1, position + 1) if place >= 0]
-            for note in self.store.thread(self.user, thread, around, filter=allowed):
-                score = _decayed(hit.score, THREAD_DECAY)
-                found.append(Hit(note=note, score=score, via="thread"))
-        return found
+            if thread is not None and position is not None:
+                # Hits come best first: the better of two neighbours is the origin.
+                origins.setdefault((thread, position - 1), hit)
+                origins.setdefault((thread, position + 1), hit)
+        wanted: dict[str, list[int]] = {}
+        for thread, position in origins:
+            wanted.setdefault(thread, []).append(position)
+        found = self.store.threads(self.user, wanted, filter=allowed)
+        places = [(note.thread or "", note.position or 0) for note in found]
+        return [
+            Hit(note=note, score=_decayed(origins[place].score, THREAD_DECAY), via="thread")
+            for note, place in zip(found, places, strict=True)
+        ]
 
     def _packed(self, hits: Sequence[Hit], budget: int | None) -> list[Hit]:
         """Return the hits that fit into the budget, taken best first."""

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Self
 
@@ -132,20 +132,24 @@ class NoteStore:
         with self._location.disk():
             return int(table.count_rows(where))
 
-    def thread(
+    def threads(
         self,
         user: str,
-        thread: str,
-        positions: Sequence[int],
+        wanted: Mapping[str, Iterable[int]],
         *,
         filter: NoteFilter = EVERYTHING,
     ) -> list[Note]:
-        """Return the notes at these positions of a thread that pass the filter, by position."""
-        places = ", ".join(str(int(position)) for position in positions)
-        at = f"position IN ({places})" if places else "false"
-        where = condition(user, filter, one_of("thread", [thread]), at)
+        """Return the notes at these positions of these threads that pass the filter, in order."""
+        parts = [
+            f"({one_of('thread', [thread])} AND position IN ({', '.join(map(str, places))}))"
+            for thread, positions in wanted.items()
+            if (places := sorted({int(position) for position in positions}))
+        ]
+        if not parts:
+            return []
+        where = condition(user, filter, f"({' OR '.join(parts)})")
         notes = to_notes(self._select(where, NOTE_COLUMNS))
-        return sorted(notes, key=lambda note: note.position or 0)
+        return sorted(notes, key=lambda note: (note.thread or "", note.position or 0))
 
     def version(self) -> int:
         """Return the version of the table; each commit makes one."""

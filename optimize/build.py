@@ -29,7 +29,10 @@ from amem_dspy.usage import Meter
 
 FORMAT = 1
 WRITE_STEPS = ("construct_note", "decide_links", "update_neighbours")
-_NOT_IN_FINGERPRINT = {"api_key", "api_base", "base_url", "headers", "extra_headers"}
+# `rollout_id` only keeps DSPy's cache out: optimisers that sample a program several times set it.
+_NOT_IN_FINGERPRINT = {
+    *("api_key", "api_base", "base_url", "headers", "extra_headers", "rollout_id"),
+}
 
 
 class WriteCall(BaseModel):
@@ -106,11 +109,11 @@ class MemoryBuilds:
     ) -> str:
         """Return the hash of all that the written memory depends on."""
         state = program.dump_state()
-        settings = {k: v for k, v in lm.kwargs.items() if k not in _NOT_IN_FINGERPRINT}
+        own = {step: getattr(program, step).lm for step in WRITE_STEPS}
         parts = {
             "format": FORMAT,
             "write": {step: _prompt_state(state[step]) for step in WRITE_STEPS},
-            "model": [lm.model, settings],
+            "model": _model_state(lm),
             "embedder": self.embedder.id,
             "policy": self.policy.values(),
             "wave": self.wave,
@@ -119,6 +122,8 @@ class MemoryBuilds:
             ],
             "conversation": conversation.id,
         }
+        if any(own.values()):
+            parts["own models"] = {step: _model_state(own[step] or lm) for step in WRITE_STEPS}
         text = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -195,6 +200,10 @@ def turn_items(conversation: Conversation) -> list[dict[str, Any]]:
 
 def _prompt_state(state: dict[str, Any]) -> dict[str, Any]:
     return {name: state[name] for name in ("demos", "signature")}
+
+
+def _model_state(lm: dspy.BaseLM) -> list[Any]:
+    return [lm.model, {k: v for k, v in lm.kwargs.items() if k not in _NOT_IN_FINGERPRINT}]
 
 
 def _plain(outputs: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
 from amem_dspy.errors import BudgetSpentError, DataError
+from amem_dspy.models import resolve_lm
 from amem_dspy.optimize.qa import ConversationQA, qa_examples, qa_metric
 from amem_dspy.optimize.split import Split
 from amem_dspy.program import MemoryProgram
@@ -150,7 +151,7 @@ def provenance(
     qa: ConversationQA, split: Split, options: CompileOptions, search: Search, *, data_hash: str
 ) -> dict[str, Any]:
     """Return how a program was made, as saved under its `metadata`."""
-    lm = dspy.settings.lm
+    lm = resolve_lm(None)
     total = qa.builds.meter.total()
     return {
         "optimizer": OPTIMIZER,
@@ -183,6 +184,7 @@ def _candidate(
     teaching = teacher and ConversationQA(
         teacher, builds=qa.builds, k=qa.k, token_budget=qa.token_budget
     )
+    qa.builds.failure = None
     with _quiet():
         optimizer = dspy.BootstrapFewShotWithRandomSearch(
             metric=qa_metric,
@@ -205,7 +207,11 @@ def _check_model(qa: ConversationQA) -> None:
     """Ask once, so that a dead model stops the run before anything is scored."""
     scope = Scope(step="rewrite_query", meter=qa.builds.meter)
     # A reply that does not validate is a reply: the model is there.
-    with extraction_scope(scope), contextlib.suppress(ExtractionError):
+    with (
+        dspy.context(lm=resolve_lm(None)),
+        extraction_scope(scope),
+        contextlib.suppress(ExtractionError),
+    ):
         qa.memory.rewrite_query(question="Where does the user run?")
 
 

@@ -15,7 +15,13 @@ from pydantic import BaseModel, ConfigDict
 
 from amem_dspy.optimize.conversation import CATEGORY_NAMES, Conversation
 from amem_dspy.optimize.qa import ConversationQA, evidence_recall, qa_examples
-from amem_dspy.optimize.score import bootstrap_interval, locomo_f1, paired_interval, paper_scores
+from amem_dspy.optimize.score import (
+    bootstrap_interval,
+    locomo_f1,
+    macro_interval,
+    paired_interval,
+    paper_scores,
+)
 
 MAX_FAILED_IN_A_ROW = 3
 
@@ -80,10 +86,7 @@ class Evaluation:
 
     def by_conversation(self) -> dict[str, list[float]]:
         """Return the official F1 of the scored questions by conversation, in [0, 1]."""
-        groups: dict[str, list[float]] = defaultdict(list)
-        for record in self.scored:
-            groups[record.conversation].append(record.locomo_f1 or 0.0)
-        return dict(groups)
+        return _by_conversation(self.scored)
 
     def rows(self) -> list[Row]:
         """Return a row per category, then macro 1-4, micro 1-4 and, with category 5, micro all."""
@@ -205,11 +208,15 @@ def _record(
     )
 
 
-def _row(label: str, records: Sequence[QuestionRecord]) -> Row:
+def _by_conversation(records: Iterable[QuestionRecord]) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = defaultdict(list)
     for record in records:
         groups[record.conversation].append(record.locomo_f1 or 0.0)
-    low, high = bootstrap_interval(groups)
+    return dict(groups)
+
+
+def _row(label: str, records: Sequence[QuestionRecord]) -> Row:
+    low, high = bootstrap_interval(_by_conversation(records))
     recalls = [r.evidence_recall for r in records if r.evidence_recall is not None]
     return Row(
         label=label,
@@ -223,16 +230,16 @@ def _row(label: str, records: Sequence[QuestionRecord]) -> Row:
 
 def _macro(records: Sequence[QuestionRecord]) -> Row:
     """Return the mean over the categories, each with the same weight."""
-    rows = [
-        _row("", [r for r in records if r.category == c])
-        for c in sorted({record.category for record in records})
-    ]
+    categories = sorted({record.category for record in records})
+    parts = [[record for record in records if record.category == c] for c in categories]
+    rows = [_row("", part) for part in parts]
+    low, high = macro_interval([_by_conversation(part) for part in parts])
     recalls = [row.recall for row in rows if row.recall is not None]
     return Row(
         label="macro 1-4",
         n=len(records),
         f1=_mean([row.f1 for row in rows]),
-        interval=(_mean([r.interval[0] for r in rows]), _mean([r.interval[1] for r in rows])),
+        interval=(100 * low, 100 * high),
         paper_f1=_mean([row.paper_f1 for row in rows]),
         recall=_mean(recalls) if recalls else None,
     )

@@ -13,7 +13,7 @@ from amem_dspy.embedder import Embedder
 from amem_dspy.note import Hit
 from amem_dspy.optimize.build import Build, MemoryBuilds, sources
 from amem_dspy.optimize.conversation import Conversation
-from amem_dspy.optimize.score import locomo_f1
+from amem_dspy.optimize.score import REFUSAL, locomo_f1
 from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.program import MemoryProgram
 
@@ -129,13 +129,38 @@ def qa_metric(
     trace: Any = None,
     pred_name: str | None = None,
     pred_trace: Any = None,
-) -> float:
+) -> float | dspy.Prediction:
     """Return the official LoCoMo F1 of a prediction, in [0, 1].
 
     F1 is no truth value: give bootstrap optimisers a `metric_threshold`, or an answer that is half
-    wrong becomes a demo.
+    wrong becomes a demo. For a predictor named in `pred_name`, as GEPA asks, it is a prediction
+    with `score` and with `feedback` on what that predictor had to do with it.
     """
-    return locomo_f1(prediction.answer, example.answer, example.category)
+    score = locomo_f1(prediction.answer, example.answer, example.category)
+    if pred_name is None:
+        return score
+    return dspy.Prediction(score=score, feedback=_feedback(example, prediction, pred_name, score))
+
+
+def _feedback(
+    example: dspy.Example, prediction: dspy.Prediction, pred_name: str, score: float
+) -> str:
+    """Return what went wrong, told apart by the evidence turns that LoCoMo names."""
+    right = REFUSAL if example.category == 5 else example.answer
+    missed = [key for key in example.evidence if key not in prediction.retrieved]
+    said = f"Question: {example.question} Answer given: {prediction.answer} Right: {right}."
+    told = f"{said} F1 {score:.2f}."
+    if score == 1 or not example.evidence:
+        return told
+    answers = pred_name.rsplit(".", 1)[-1] == "answer_question"
+    if not missed:
+        fault = "this answer is wrong" if answers else "the answer is at fault, not this step"
+        return f"{told} The notes with the evidence were all shown: {fault}."
+    if answers:
+        return f"{told} Notes with the evidence were not shown: not the fault of the answer alone."
+    turns = [turn for turn in example.conversation.turns if turn.id in missed]
+    lost = " / ".join(f"{turn.speaker}: {turn.text}" for turn in turns)
+    return f"{told} These were not found, though they hold the evidence: {lost}"
 
 
 def evidence_recall(retrieved: Iterable[str], evidence: Sequence[str]) -> float | None:

@@ -100,6 +100,31 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def macro_interval(
+    categories: Sequence[Mapping[str, Sequence[float]]],
+    *,
+    seed: int = 0,
+    samples: int = 2000,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Return the interval of the mean over categories, each with the same weight (macro mean).
+
+    Each category holds scores by conversation or window; method as in `bootstrap_interval`, so
+    that from six groups on a drawn conversation brings its questions of every category.
+    """
+    rng = np.random.default_rng(seed)
+    keys = sorted({key for category in categories for key in category})
+    if len(keys) >= CLUSTERS_FROM:
+        picks = rng.integers(len(keys), size=(samples, len(keys)))
+        means = [_cluster_means([c.get(key, ()) for key in keys], picks) for c in categories]
+    else:
+        arrays = [[np.asarray(c[key], dtype=np.float64) for key in sorted(c)] for c in categories]
+        means = [_resampled_means(scores, rng, samples) for scores in arrays]
+    # A resample may hold no question of a category.
+    low, high = np.quantile(np.nanmean(np.stack(means), axis=0), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def paired_interval(
     before: Mapping[str, Sequence[float]],
     after: Mapping[str, Sequence[float]],
@@ -126,14 +151,19 @@ def paired_interval(
 def _resampled_means(arrays: list[_Floats], rng: np.random.Generator, samples: int) -> _Floats:
     """Return micro means of resamples, (samples,) float64."""
     if len(arrays) >= CLUSTERS_FROM:
-        totals = np.array([scores.sum() for scores in arrays])
-        sizes = np.array([scores.size for scores in arrays])
-        picks = rng.integers(len(arrays), size=(samples, len(arrays)))
-        clustered: _Floats = totals[picks].sum(axis=1) / sizes[picks].sum(axis=1)
-        return clustered
+        return _cluster_means(arrays, rng.integers(len(arrays), size=(samples, len(arrays))))
     drawn = [scores[rng.integers(scores.size, size=(samples, scores.size))] for scores in arrays]
     stratified: _Floats = np.concatenate(drawn, axis=1).mean(axis=1)
     return stratified
+
+
+def _cluster_means(groups: Sequence[Any], picks: NDArray[np.int64]) -> _Floats:
+    """Return micro means of the picked groups, (samples,) float64; NaN where all are empty."""
+    totals = np.array([np.sum(scores) for scores in groups], dtype=np.float64)
+    sizes = np.array([len(scores) for scores in groups])
+    with np.errstate(invalid="ignore"):
+        clustered: _Floats = totals[picks].sum(axis=1) / sizes[picks].sum(axis=1)
+    return clustered
 
 
 def _text(value: _Answer) -> str:

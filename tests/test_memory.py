@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
+import re
 import threading
+import uuid
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +18,13 @@ from typing import Any
 import dspy
 import pytest
 from dspy.lm15 import AuthError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from amem_dspy import AgenticMemory, EvolutionPolicy, ExtractionError, Note
+import amem_dspy.memory
+from amem_dspy import AgenticMemory, EvolutionPolicy, ExtractionError, MemoryProgram, Note
 from amem_dspy.errors import InvalidInputError, NoteNotFoundError, SourceConflictError
+from amem_dspy.evolve import last_change
 
 DATA = Path(__file__).parent / "data"
 TRICKY = json.loads((DATA / "notes_tricky.json").read_text(encoding="utf-8"))["cases"]
@@ -312,6 +320,20 @@ def test_source_makes_adding_idempotent(make_memory: Make) -> None:
     assert memory.count() == 1
 
 
+def test_source_stored_by_another_writer_meanwhile_is_returned(make_memory: Make) -> None:
+    other, _ = make_memory(policy=EvolutionPolicy.raw())
+    twins: list[Note] = []
+
+    def script(step: str, prompt: str) -> Any:
+        if not twins:
+            twins.append(other.add("Mina booked.", source="chat/1"))
+        return {"keywords": ["word"], "context": "A note.", "tags": ["topic"], "links": []}
+
+    memory, _ = make_memory(script)
+    assert memory.add("Mina booked.", source="chat/1").id == twins[0].id
+    assert memory.count() == 1
+
+
 def test_users_do_not_see_each_other(make_memory: Make) -> None:
     ours, _ = make_memory(user="a")
     theirs, _ = make_memory(user="b")
@@ -555,7 +577,7 @@ def test_filters_hold_for_linked_notes_too(make_memory: Make) -> None:
     assert len(memory.search("raku", tags=["TOPIC"])) == 2
 
 
-@pytest.mark.parametrize("query", ["", "  ", "\n"])
+@pytest.mark.parametrize("query", ["", "  ", "\n", "\u200b"])
 def test_blank_query_finds_nothing(make_memory: Make, query: str) -> None:
     memory, _ = make_memory(policy=EvolutionPolicy.raw())
     memory.add("x")
@@ -741,4 +763,358 @@ def test_active_dspy_model_is_used_without_configuring(
     memory = AgenticMemory(tmp_path / "s", embedder=embedder)
     with dspy.context(lm=lm):
         memory.add("text")
+    assert len(engine.requests) == 1
+
+
+def whimsical(step: str, prompt: str) -> Any:
+    """Links, updates and faults at random, the same for the same prompt."""
+    rng = random.Random(zlib.crc32(f"{step}{prompt}".encode()))
+    if rng.random() < 0.1:
+        return "oops {"
+    handles = re.findall(r"^(n\d+): ", prompt, re.MULTILINE)
+    links = [
+        {"id": handle, "strength": rng.choice([0.3, 0.5, 0.9]), "update": rng.random() < 0.5}
+        for handle in handles
+        if rng.random() < 0.7
+    ]
+    return {
+        "DecideLinks": {"links": links},
+        "UpdateNeighbours": {
+            "updates": [rewritten(h, f"context {rng.randrange(100)}") for h in handles]
+        },
+    }.get(step, {"keywords": ["word", "kiln"], "context": "A note.", "tags": ["topic", "kiln"]})
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "wave", "defer", "update", "undo", "delete", "repair"]),
+        st.integers(0, 9),
+    ),
+    min_size=4,
+    max_size=10,
+)
+
+
+@given(OPERATIONS, st.integers(0, 3), st.integers(0, 4))
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_notes_stay_sound_whatever_happens(
+    make_memory: Make, operations: list[tuple[str, int]], max_links: int, max_history: int
+) -> None:
+    policy = EvolutionPolicy(max_links=max_links, max_history=max_history, k=3)
+    memory, _ = make_memory(whimsical, policy=policy, store=uuid.uuid4().hex)
+    memory.add_many(["pot zero", "pot one"])
+    for number, (what, place) in enumerate(operations):
+        ids = [note.id for note in memory.all()] or [""]
+        apply_operation(memory, what, ids[place % len(ids)], number)
+        assert_links_sound(memory.all())
+        for note in memory.all():
+            assert len(note.links) <= max_links
+            assert not set(note.keywords) & set(note.tags)
+            kept = min(note.revision, max_history)
+            revisions = [entry.revision for entry in note.history]
+            assert revisions == list(range(note.revision - kept, note.revision))
+
+
+def apply_operation(memory: Any, what: str, note_id: str, number: int) -> None:
+    if what == "add":
+        memory.add(f"pot {number}")
+    elif what == "wave":
+        twice = [{"content": f"pot {number}", "source": f"s{number}"}] * 2
+        memory.add_many([*twice, f"kiln {number}"])
+    elif what == "defer":
+        memory.add(f"deferred {number}", defer=True)
+    elif what == "repair":
+        memory.repair()
+    elif note_id and what == "update":
+        memory.update(note_id, content=f"kiln {number}")
+    elif note_id and what == "delete":
+        memory.delete(note_id)
+    elif note_id and last_change(memory.get(note_id)):
+        memory.undo(note_id)
+
+
+def outline(memory: Any) -> list[Any]:
+    """Everything about the notes but their random ids."""
+    place = {note.id: number for number, note in enumerate(memory.all())}
+    return [
+        (
+            note.model_dump(exclude={"id", "links", "history"}),
+            [(place[link.id], link.strength) for link in note.links],
+            [(entry.cause, place.get(entry.by), entry.context) for entry in note.history],
+        )
+        for note in memory.all()
+    ]
+
+
+def test_result_of_a_wave_does_not_depend_on_threads_and_wave_one_is_adding_one_by_one(
+    make_memory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"pot {number} {'glaze' if number % 2 else 'kiln'}" for number in range(8)]
+
+    def made(store: str, fill: Callable[[Any], Any]) -> list[Any]:
+        # Ids break ties of equal scores.
+        numbers = iter(range(100))
+        with monkeypatch.context() as patch:
+            patch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
+            memory, _ = make_memory(
+                whimsical, store=store, clock=lambda: datetime(2026, 1, 1, tzinfo=UTC)
+            )
+            fill(memory)
+        return outline(memory)
+
+    results = []
+    for threads in (1, 3, 16):
+        monkeypatch.setattr(amem_dspy.memory, "MAX_PARALLEL_CALLS", threads)
+        results.append(made(f"t{threads}", lambda memory: memory.add_many(texts, wave=5)))
+    assert results[0] == results[1] == results[2]
+    one = made("one", lambda memory: memory.add_many(texts, wave=1))
+    assert one == made("single", lambda memory: [memory.add(text) for text in texts])
+
+
+def test_source_twice_in_a_wave_makes_one_note(make_memory: Make) -> None:
+    memory, _ = make_memory()
+    twice = [{"content": "Mina booked.", "source": "a"}] * 2
+    first, second, other = memory.add_many([*twice, {"content": "x", "source": "b"}])
+    assert first == second and other.source == "b"
+    assert memory.count() == 2
+    with pytest.raises(SourceConflictError):
+        memory.add_many([{"content": "one", "source": "c"}, {"content": "two", "source": "c"}])
+    assert memory.count() == 2
+
+
+def test_model_that_fails_in_a_wave_keeps_the_waves_before_and_can_be_run_again(
+    make_memory: Make, plain: Any
+) -> None:
+    down = True
+    memory, _ = make_memory(
+        lambda s, p: AuthError("gone") if down and "pot 3" in p else plain(s, p)
+    )
+    items = [{"content": f"pot {n}", "source": f"{n}"} for n in range(6)]
+    with pytest.raises(dspy.LMError):
+        memory.add_many(items, wave=2)
+    assert [note.content for note in memory.all()] == ["pot 0", "pot 1"]
+    down = False
+    assert [note.content for note in memory.add_many(items, wave=2)] == [
+        item["content"] for item in items
+    ]
+    assert memory.count() == 6
+
+
+def test_strict_wave_raises_and_stores_nothing_of_it(make_memory: Make, plain: Any) -> None:
+    memory, _ = make_memory(lambda s, p: "oops {" if "pot 2" in p else plain(s, p))
+    with pytest.raises(ExtractionError, match="ConstructNote"):
+        memory.add_many([f"pot {n}" for n in range(4)], wave=2, strict=True)
+    assert [note.content for note in memory.all()] == ["pot 0", "pot 1"]
+
+
+def test_progress_that_raises_loses_nothing_that_is_stored(make_memory: Make) -> None:
+    memory, _ = make_memory()
+
+    def stop(note: Note) -> None:
+        raise RuntimeError(note.content)
+
+    items = [{"content": f"pot {n}", "source": f"{n}"} for n in range(4)]
+    with pytest.raises(RuntimeError, match="pot 0"):
+        memory.add_many(items, wave=2, progress=stop)
+    assert memory.count() == 2
+    seen: list[str] = []
+    memory.add_many(items, wave=2, progress=lambda note: seen.append(note.content))
+    assert seen == [f"pot {n}" for n in range(4)]
+    assert memory.count() == 4
+
+
+@pytest.mark.parametrize("items", ["a text", {"content": "one"}])
+def test_one_item_where_a_list_is_wanted_is_refused(make_memory: Make, items: Any) -> None:
+    memory, _ = make_memory(policy=EvolutionPolicy.raw())
+    with pytest.raises(InvalidInputError, match="list of items"):
+        memory.add_many(items)
+    assert memory.count() == 0
+
+
+def test_items_may_come_from_a_generator_that_searches_the_store(make_memory: Make) -> None:
+    memory, _ = make_memory(policy=EvolutionPolicy.raw())
+    memory.add("pot")
+    notes = memory.add_many(f"pot {len(memory.search('pot'))}" for _ in range(3))
+    assert [note.content for note in notes] == ["pot 1"] * 3
+
+
+def test_changed_note_is_read_again_at_once_when_another_writer_was_first(
+    make_memory: Make,
+) -> None:
+    other, _ = make_memory(policy=EvolutionPolicy.raw())
+    first, second = other.add("pottery weekend"), other.add("pottery weekend again")
+    steps: list[str] = []
+
+    def script(step: str, prompt: str) -> Any:
+        steps.append(step)
+        if len(steps) == 2:
+            other.update(second.id, content="pottery weekend in June")
+        return linking()(step, prompt)
+
+    memory, _ = make_memory(script)
+    changed = memory.update(second.id, content="pottery weekend in July")
+    assert steps == ["ConstructNote", "DecideLinks"] * 2
+    assert [entry.content for entry in changed.history] == [
+        "pottery weekend again",
+        "pottery weekend in June",
+    ]
+    assert [link.id for link in changed.links] == [first.id]
+
+
+@pytest.mark.parametrize("fails", ["UpdateNeighbours", "DecideLinks"])
+def test_update_drops_old_links_once_new_ones_are_decided(make_memory: Make, fails: str) -> None:
+    broken = False
+
+    def script(step: str, prompt: str) -> Any:
+        return "oops {" if broken and step == fails else linking(update=True)(step, prompt)
+
+    memory, _ = make_memory(script)
+    kiln = memory.add("kiln parts")
+    note = memory.add("kiln parts again")
+    clinic = memory.add("clinic appointment", defer=True)
+    broken = True
+    changed = memory.update(note.id, content="clinic appointment moved")
+    kept = clinic if fails == "UpdateNeighbours" else kiln
+    assert [link.id for link in changed.links] == [kept.id]
+    assert changed.pending
+    assert_links_sound(memory.all())
+
+
+def test_undo_of_a_repair_leaves_the_note_to_be_repaired(make_memory: Make) -> None:
+    memory, _ = make_memory()
+    note = memory.add("pottery weekend", defer=True)
+    memory.repair()
+    undone = memory.undo(note.id)
+    assert (undone.context, undone.pending_steps) == ("", note.pending_steps)
+    assert [done.pending for done in memory.repair()] == [False]
+
+
+def test_undo_of_a_failed_update_leaves_nothing_to_repair(make_memory: Make, plain: Any) -> None:
+    memory, _ = make_memory(lambda s, p: "oops {" if "two" in p else plain(s, p))
+    note = memory.add("one")
+    assert memory.update(note.id, content="two").pending
+    undone = memory.undo(note.id)
+    assert (undone.content, undone.context, undone.pending) == ("one", "A note.", False)
+
+
+def test_deferred_note_is_updated_deleted_and_repaired(make_memory: Make) -> None:
+    memory, _ = make_memory(linking())
+    first, second, third = (memory.add(f"pot {n}", defer=True) for n in range(3))
+    assert not memory.update(first.id, content="kiln").pending
+    memory.delete(second.id)
+    assert [note.id for note in memory.repair()] == [third.id]
+    assert {note.id: note.pending for note in memory.all()} == {first.id: False, third.id: False}
+    assert_links_sound(memory.all())
+
+
+def test_repair_of_a_note_whose_neighbour_is_gone_ends_clean(make_memory: Make) -> None:
+    broken = True
+
+    def script(step: str, prompt: str) -> Any:
+        return (
+            "oops {"
+            if broken and step == "UpdateNeighbours"
+            else linking(update=True)(step, prompt)
+        )
+
+    memory, _ = make_memory(script)
+    first = memory.add("pottery weekend")
+    note = memory.add("pottery weekend again")
+    assert note.pending_steps == ("update_neighbours",)
+    memory.delete(first.id)
+    broken = False
+    (done,) = memory.repair()
+    assert (done.pending, done.links) == (False, ())
+
+
+def test_failing_repair_changes_nothing(make_memory: Make) -> None:
+    memory, _ = make_memory(["oops {"])
+    note = memory.add("pot")
+    assert memory.repair() == [note]
+    assert memory.get(note.id) == note
+
+
+def test_policy_without_links_and_history(make_memory: Make) -> None:
+    memory, _ = make_memory(
+        linking(update=True), policy=EvolutionPolicy(max_links=0, max_history=0)
+    )
+    first = memory.add("pottery weekend")
+    memory.add("pottery weekend again")
+    now = memory.get(first.id)
+    assert (now.context, now.links, now.history, now.revision) == ("NEW", (), (), 1)
+    with pytest.raises(InvalidInputError, match="no change"):
+        memory.undo(first.id)
+
+
+@pytest.mark.parametrize("tags", [None, (), "topic", ["TOPIC", "other"]])
+def test_tags_are_none_one_or_several(make_memory: Make, tags: Any) -> None:
+    memory, _ = make_memory()
+    memory.add("kiln")
+    assert len(memory.search("kiln", tags=tags)) == 1
+    assert memory.search("kiln", tags="other") == []
+
+
+def test_more_hits_than_notes_and_less_room_than_a_note(make_memory: Make) -> None:
+    memory, _ = make_memory(policy=EvolutionPolicy.raw())
+    memory.add_many(["pot one", "pot two"])
+    assert len(memory.search("pot", k=1000)) == 2
+    assert memory.search("pot", token_budget=3) == []
+
+
+@pytest.mark.parametrize("mode", ["dense", "text", "hybrid"])
+def test_min_score_is_on_the_scale_of_the_scores(make_memory: Make, mode: Any) -> None:
+    memory, _ = make_memory(linking(strength=1.0))
+    memory.add_many(["raku kiln glaze", "raku kiln", "raku", "dentist"], wave=1)
+    scores = [hit.score for hit in memory.search("raku kiln glaze", mode=mode)]
+    assert scores == sorted(scores, reverse=True) and len(set(scores)) > 1
+    above = memory.search("raku kiln glaze", mode=mode, min_score=scores[1])
+    assert [hit.score for hit in above] == [score for score in scores if score >= scores[1]]
+
+
+def test_notes_out_of_time_order_are_listed_by_time(make_memory: Make) -> None:
+    memory, _ = make_memory(policy=EvolutionPolicy.raw())
+    times = ["2026-03-01", "2026-01-01T00:00:00+09:00", "2026-02-01"]
+    memory.add_many([{"content": time, "timestamp": time, "thread": "t"} for time in times])
+    assert [note.content for note in memory.all()] == [times[1], times[2], times[0]]
+    assert [note.position for note in memory.all()] == [1, 2, 0]
+
+
+def test_asking_an_empty_store_asks_the_model_without_notes(make_memory: Make) -> None:
+    memory, engine = make_memory()
+    asked = memory.ask("Where?")
+    assert (asked.answer, asked.notes, len(engine.requests)) == ("an answer", [], 2)
+
+
+@pytest.mark.parametrize("question", ["", " \n", "\u200b"])
+def test_blank_question_is_refused_before_any_call(make_memory: Make, question: str) -> None:
+    memory, engine = make_memory()
+    with pytest.raises(InvalidInputError, match="blank"):
+        memory.ask(question)
+    assert engine.requests == []
+
+
+def test_closed_memory_opens_again(make_memory: Make) -> None:
+    memory, _ = make_memory()
+    with memory:
+        note = memory.add("pot")
+    assert memory.get(note.id) == note
+    memory.close()
+    memory.close()
+    assert memory.count() == 1
+
+
+def test_program_may_be_a_path_and_a_model_may_sit_on_its_predictors(
+    make_memory: Make, make_lm: Any, plain: Any, tmp_path: Path, embedder: Any
+) -> None:
+    program = MemoryProgram()
+    program.answer_question.demos = [dspy.Example(question="q", notes="n", answer="a")]
+    program.save(tmp_path / "p.json")
+    for given_as in (tmp_path / "p.json", str(tmp_path / "p.json")):
+        memory = AgenticMemory(tmp_path / "s", program=given_as, embedder=embedder)
+        assert len(memory.program.answer_question.demos) == 1
+    lm, engine = make_lm(plain)
+    program.set_lm(lm)
+    AgenticMemory(tmp_path / "s", program=program, embedder=embedder).add("pot")
     assert len(engine.requests) == 1

@@ -246,9 +246,9 @@ def test_source_and_thread_are_found(store: NoteStore) -> None:
     assert source.id == "n2"
     assert store.find_source("ada", "S2") is None
     assert store.find_source("eve", "s2") is None
-    assert [note.id for note in store.thread("ada", "t'1", [3, 1, 9])] == ["n1", "n3"]
-    assert store.thread("ada", "t'1", []) == []
-    assert store.thread("eve", "t'1", [0]) == []
+    assert [note.id for note in store.threads("ada", {"t'1": [3, 1, 9]})] == ["n1", "n3"]
+    assert store.threads("ada", {"t'1": []}) == []
+    assert store.threads("eve", {"t'1": [0]}) == []
 
 
 # Users and values
@@ -274,7 +274,7 @@ def test_users_ids_and_sources_are_data(store: NoteStore) -> None:
         assert list(store.get(value, [*TRICKY_VALUES])) == [value]
         source = store.find_source(value, value)
         assert source is not None
-        assert store.thread(value, value, [0]) == [source]
+        assert store.threads(value, {value: [0]}) == [source]
         assert store.count(value, filter=NoteFilter(tags=(value,))) == 1
         assert store.count(value, filter=NoteFilter(where={value: value})) == 1
     for left, value in enumerate(TRICKY_VALUES):
@@ -536,7 +536,7 @@ def test_four_processes_lose_no_note_and_no_update(
     assert store.count("ada") == 21
     hub = store.get("ada", ["hub"])["hub"]
     assert (hub.revision, len({link.id for link in hub.links})) == (20, 20)
-    positions = [note.position for note in store.thread("ada", "t", range(30))]
+    positions = [note.position for note in store.threads("ada", {"t": range(30)})]
     assert positions == list(range(20))
 
 
@@ -565,7 +565,7 @@ def test_eight_threads_share_one_store(store: NoteStore) -> None:
 
     in_threads(work, 8)
     assert store.count("ada") == 24
-    positions = [note.position for note in store.thread("ada", "t", range(40))]
+    positions = [note.position for note in store.threads("ada", {"t": range(40)})]
     assert positions == list(range(24))
 
 

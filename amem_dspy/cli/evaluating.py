@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ class Plan:
         return {
             "data_sha256": self.data_hash,
             "program_sha256": self.program_hash,
+            "prompts_sha256": _hash(self.qa.memory.dump_state()),
             "conversations": [f"{c.id} {c.span}" for c in self.conversations],
             "categories": list(self.categories),
             "limit": self.limit,
@@ -66,7 +68,10 @@ class Plan:
 
 
 def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
-    """Evaluate, and write manifest.json, records.jsonl and summary.json in `out`.
+    """Evaluate, and write manifest.json, records.jsonl, summary.json and cost.json in `out`.
+
+    The same inputs give the same bytes, but for cost.json, which holds times and what the cache
+    answered.
 
     Raises:
         DataError: There is no question to ask.
@@ -83,7 +88,7 @@ def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
         def write(record: QuestionRecord) -> None:
             nonlocal done
             done += 1
-            file.write(record.model_dump_json() + "\n")
+            file.write(record.model_dump_json(exclude={"seconds"}) + "\n")
             file.flush()
             bars.update("questions", done, total)
 
@@ -95,9 +100,16 @@ def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
             threads=plan.threads,
             on_record=write,
         )
-    summary = {**made.summary(), "usage": usage_data(plan.qa.builds.meter.steps())}
-    _write_json(out / "summary.json", summary)
-    return made, summary
+    _write_json(out / "summary.json", made.summary())
+    usage = usage_data(plan.qa.builds.meter.steps())
+    seconds = {record.question_id: record.seconds for record in made.records}
+    _write_json(out / "cost.json", {"usage": usage, "seconds": seconds})
+    return made, {**made.summary(), "usage": usage}
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write_manifest(out: Path, manifest: dict[str, Any]) -> None:

@@ -185,12 +185,23 @@ def test_evaluate_writes_records_summary_and_manifest(
     assert json.loads(lines[0])["locomo_f1"] == 1.0
     summary = json.loads(Path("r/summary.json").read_text(encoding="utf-8"))
     assert (summary["questions"], summary["failed"], summary["errors"]) == (4, 0, 0)
-    assert summary["usage"]["answer_question"]["calls"] == 4
+    cost = json.loads(Path("r/cost.json").read_text(encoding="utf-8"))
+    assert cost["usage"]["answer_question"]["calls"] == 4
     manifest = json.loads(Path("r/manifest.json").read_text(encoding="utf-8"))
     assert manifest["k"] == 2
     assert manifest["program_sha256"] is None
     assert "micro 1-4" in result.stdout
     assert "category 2 (temporal)" in result.stderr
+
+
+def test_two_evaluations_of_the_same_write_the_same_bytes(
+    amem: Any, use_model: Any, knowing: Any
+) -> None:
+    use_model(knowing)
+    for out in ("a", "b"):
+        assert amem("evaluate", "--out", out, "--max-turns", "6", "--limit", "1").exit_code == 0
+    for name in ("manifest.json", "records.jsonl", "summary.json"):
+        assert Path("a", name).read_bytes() == Path("b", name).read_bytes()
 
 
 def test_evaluate_counts_failures_apart_from_zeros(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,8 @@ from amem_dspy.optimize import (
     split_conversations,
     window,
 )
-from amem_dspy.optimize.compile import demo_counts, provenance
-from amem_dspy.optimize.evaluation import difference
+from amem_dspy.optimize.compile import Search, demo_counts, provenance
+from amem_dspy.optimize.evaluation import Evaluation, QuestionRecord, difference
 from amem_dspy.usage import BudgetMeter
 
 PLAIN: dict[str, dict[str, Any]] = {
@@ -368,3 +370,223 @@ def test_part_without_questions_is_an_error(
         compile_program(
             ConversationQA(embedder=embedder), Split((empty,), (empty,), ()), CompileOptions()
         )
+
+
+def test_dspy_evaluate_with_threads_builds_once(
+    windows: list[Conversation], knowing: Any, using: Any, embedder: Any
+) -> None:
+    lm, engine = knowing
+    score = dspy.Evaluate(
+        devset=qa_examples(windows[:1]), metric=qa_metric, num_threads=4, display_progress=False
+    )
+    with using(lm):
+        assert score(ConversationQA(embedder=embedder)).score == 100
+    assert steps(engine).count("ConstructNote") == len(windows[0].turns)
+
+
+def test_copies_share_the_builds_and_have_predictors_of_their_own(embedder: Any) -> None:
+    qa = ConversationQA(embedder=embedder)
+    qa.memory.answer_question.demos = [dspy.Example(question="q", notes="n", answer="a")]
+    for copied, demos in ((qa.deepcopy(), 1), (qa.reset_copy(), 0)):
+        assert copied.builds is qa.builds
+        assert copied.memory.answer_question is not qa.memory.answer_question
+        assert len(copied.memory.answer_question.demos) == demos
+
+
+def test_two_threads_that_want_one_build_make_it_once(
+    windows: list[Conversation], knowing: Any, using: Any, embedder: Any, tmp_path: Path
+) -> None:
+    lm, engine = knowing
+    builds = MemoryBuilds(embedder=embedder, cache=tmp_path)
+    found = []
+
+    def work() -> None:
+        with using(lm):
+            found.append(builds.get(MemoryProgram(), windows[0]))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert steps(engine).count("ConstructNote") == len(windows[0].turns)
+    assert len({build.uri for build in found}) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [found[0].uri.parent.name]
+
+
+def test_two_caches_in_one_folder_end_with_one_build(
+    windows: list[Conversation], knowing: Any, using: Any, embedder: Any, tmp_path: Path
+) -> None:
+    lm, _ = knowing
+
+    def work() -> None:
+        # Two objects share no lock, like two processes.
+        with using(lm):
+            builds = MemoryBuilds(embedder=embedder, cache=tmp_path)
+            build = builds.get(MemoryProgram(), windows[0])
+            assert builds.open(MemoryProgram(), build).count() == len(windows[0].turns)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_fingerprint_knows_the_model_that_writes(
+    windows: list[Conversation], knowing: Any, make_lm: Any, embedder: Any
+) -> None:
+    lm, _ = knowing
+    builds = MemoryBuilds(embedder=embedder)
+    program = MemoryProgram()
+    plain = builds.fingerprint(program, windows[0], lm)
+    program.rewrite_query.lm = make_lm([{}], top_p=0.5)[0]
+    assert builds.fingerprint(program, windows[0], lm) == plain
+    assert builds.fingerprint(program, windows[0], lm.copy(rollout_id=7)) == plain
+    assert builds.fingerprint(program, windows[0], lm.copy(temperature=1.0)) != plain
+    program.construct_note.lm = make_lm([{}], top_p=0.5)[0]
+    assert builds.fingerprint(program, windows[0], lm) != plain
+
+
+def test_simba_runs_with_a_model_on_each_predictor(
+    windows: list[Conversation], knowing: Any, using: Any, embedder: Any
+) -> None:
+    lm, _ = knowing
+    trainset = qa_examples(windows[:1])
+    answered: list[Any] = []
+
+    def metric(example: dspy.Example, made: Any, *_: Any) -> Any:
+        answered.append(made)
+        return qa_metric(example, made)
+
+    with using(lm):
+        simba = dspy.SIMBA(
+            metric=metric, bsize=len(trainset), num_candidates=2, max_steps=1, num_threads=1
+        )
+        simba.compile(ConversationQA(embedder=embedder), trainset=trainset)
+    # SIMBA scores what raised as 0, without a prediction.
+    assert answered and None not in answered
+
+
+def test_gepa_runs_and_gets_feedback_for_each_predictor(
+    windows: list[Conversation], make_lm: Any, using: Any, embedder: Any
+) -> None:
+    lm, _ = make_lm(lambda s, p: {"answer": "wrong"} if s == "AnswerQuestion" else PLAIN[s])
+    thinking, engine = make_lm(lambda s, p: {"new_instruction": "Copy the notes' words."})
+    gepa = dspy.GEPA(
+        metric=qa_metric, max_metric_calls=8, reflection_lm=thinking, reflection_minibatch_size=2
+    )
+    with using(lm):
+        gepa.compile(
+            ConversationQA(embedder=embedder),
+            trainset=qa_examples(windows[:1]),
+            valset=qa_examples(windows[1:2])[:2],
+        )
+    sent = "\n".join(m.text or "" for r in engine.requests for m in r.messages)
+    assert "Answer given: wrong" in sent and "evidence" in sent
+
+
+def test_feedback_tells_the_predictors_apart(windows: list[Conversation]) -> None:
+    example = qa_examples(windows[:1])[0]
+    turn = next(t for t in windows[0].turns if t.id == example.evidence[0])
+
+    def feedback(step: str, retrieved: list[str], answer: str = "wrong") -> str:
+        made = dspy.Prediction(answer=answer, retrieved=retrieved)
+        judged = qa_metric(example, made, None, f"memory.{step}", None)
+        assert not isinstance(judged, float)
+        assert judged.score == qa_metric(example, made)
+        return str(judged.feedback)
+
+    found = list(example.evidence)
+    assert "this answer is wrong" in feedback("answer_question", found)
+    assert "not this step" in feedback("rewrite_query", found)
+    assert turn.text in feedback("rewrite_query", [])
+    assert turn.text not in feedback("answer_question", [])
+    assert "evidence" not in feedback("construct_note", [], str(example.answer))
+
+
+def test_error_of_an_earlier_run_is_not_taken_for_that_of_a_compile(
+    windows: list[Conversation], knowing: Any, using: Any, embedder: Any
+) -> None:
+    lm, _ = knowing
+    qa = ConversationQA(embedder=embedder)
+    qa.builds.failure = AuthError("of yesterday")
+    split = Split(tuple(windows[:1]), tuple(windows[1:2]), ())
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the optimiser's own")
+
+    with using(lm), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dspy.BootstrapFewShotWithRandomSearch, "compile", broken)
+        with pytest.raises(RuntimeError, match="own"):
+            compile_program(qa, split, CompileOptions())
+
+
+def test_provenance_names_the_model_that_is_used_without_dspy_settings(
+    windows: list[Conversation], embedder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMEM_LM", "openai/some-model")
+    split = Split(tuple(windows[:1]), tuple(windows[1:2]), ())
+    qa, found = ConversationQA(embedder=embedder), Search(MemoryProgram())
+    made = provenance(qa, split, CompileOptions(), found, data_hash="abc")
+    assert made["model"] == "openai/some-model"
+
+
+def record(conversation: str, category: int, f1: float, number: int) -> QuestionRecord:
+    return QuestionRecord(
+        question_id=f"{conversation}/q{number}",
+        conversation=conversation,
+        category=category,
+        prediction="x",
+        gold="y",
+        locomo_f1=f1,
+        paper={"f1": f1},
+        retrieved=[],
+        evidence_recall=f1,
+        shown_share=0.1,
+        failed=False,
+        error=None,
+        seconds=0.1,
+    )
+
+
+@pytest.mark.parametrize("conversations", [2, 8])
+def test_macro_row_has_the_interval_of_its_own_mean(conversations: int) -> None:
+    rng = random.Random(0)
+    records = [
+        record(f"c{place % conversations}", category, float(rng.random() < 0.3), place)
+        for category, number in ((1, 24), (2, 48), (4, 96))
+        for place in range(number)
+    ]
+    rows = {row.label: row for row in Evaluation(tuple(records)).rows()}
+    macro = rows["macro 1-4"]
+    parts = [rows[label] for label in ("1 multi-hop", "2 temporal", "4 single-hop")]
+    assert macro.f1 == pytest.approx(sum(row.f1 for row in parts) / 3)
+    assert macro.interval[0] < macro.f1 < macro.interval[1]
+    assert macro.recall == pytest.approx(macro.f1) and macro.paper_f1 == pytest.approx(macro.f1)
+    if conversations == 2:
+        # Categories are drawn apart: their faults partly cancel out.
+        widths = [row.interval[1] - row.interval[0] for row in parts]
+        assert macro.interval[1] - macro.interval[0] < 0.8 * sum(widths) / 3
+
+
+def test_macro_interval_bears_categories_that_few_conversations_have() -> None:
+    records = [record(f"c{place}", 1, 1.0, place) for place in range(7)]
+    records.append(record("c0", 3, 1.0, 9))
+    macro = Evaluation(tuple(records)).rows()[-2]
+    assert (macro.label, macro.interval) == ("macro 1-4", (100.0, 100.0))
+
+
+def test_split_takes_windows_and_wants_train_and_dev() -> None:
+    conversations = bundled_conversations()
+    ids = [conversation.id for conversation in conversations]
+    split = split_conversations(conversations, train=ids[:1], dev=ids[1:2], max_turns=10)
+    assert split.test == ()
+    assert all(
+        set(q.evidence) <= {t.id for t in split.dev[0].turns} for q in split.dev[0].questions
+    )
+    with pytest.raises(InvalidInputError, match="at least one conversation"):
+        split_conversations(conversations, train=ids)
+    with pytest.raises(InvalidInputError, match="at least one conversation"):
+        split_conversations(conversations, test=ids[:1])
