@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, cast
 
 import dspy
 
-from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
 from amem_dspy.embedder import Embedder, resolve_embedder
 from amem_dspy.errors import (
     ConflictError,
@@ -42,13 +37,11 @@ from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.program import MemoryProgram, resolve_program
 from amem_dspy.render import answer_context
 from amem_dspy.retrieve import Mode, Query, Retriever
+from amem_dspy.runner import StepListener, StepRunner
 from amem_dspy.store import NoteFilter, NoteStore
 from amem_dspy.usage import Meter, StepUsage
 
 _log = logging.getLogger(__name__)
-
-MAX_PARALLEL_CALLS = 16
-StepListener = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], None]
 
 
 def _now() -> datetime:
@@ -69,6 +62,7 @@ class AgenticMemory:
         storage_options: Passed to LanceDB for object storage.
         clock: Returns the current time, UTC.
         meter: Counts calls and tokens; give several memories one to count them together.
+        on_step: Called with note id, step, inputs and outputs of each call that validated.
 
     Construction does no I/O. Safe for threads; a context manager.
     """
@@ -85,17 +79,19 @@ class AgenticMemory:
         storage_options: Mapping[str, str] | None = None,
         clock: Callable[[], datetime] = _now,
         meter: Meter | None = None,
+        on_step: StepListener | None = None,
     ) -> None:
         self.user = name(user, what="user")
-        self.program = resolve_program(program)
         self.policy = policy or EvolutionPolicy()
         self.embedder = resolve_embedder(embedder)
-        self.step_listener: StepListener | None = None
         self._uri = uri
         self._lm = lm
         self._storage_options = storage_options
         self._clock = clock
-        self._meter = meter or Meter()
+        self._runner = StepRunner(
+            resolve_program(program), lm=lambda: self.lm, meter=meter or Meter()
+        )
+        self._runner.listener = on_step
         self._opened: NoteStore | None = None
 
     def __enter__(self) -> AgenticMemory:
@@ -109,6 +105,11 @@ class AgenticMemory:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+    @property
+    def program(self) -> MemoryProgram:
+        """The program whose predictors are called."""
+        return self._runner.program
 
     @property
     def lm(self) -> dspy.BaseLM:
@@ -160,7 +161,7 @@ class AgenticMemory:
         item = Item(
             content=content, timestamp=timestamp, source=source, thread=thread, metadata=metadata
         )
-        return self._drive(self._add([item], wave=1, defer=defer, strict=strict))[0]
+        return self._runner.drive(self._add([item], wave=1, defer=defer, strict=strict))[0]
 
     async def aadd(
         self,
@@ -177,7 +178,7 @@ class AgenticMemory:
         item = Item(
             content=content, timestamp=timestamp, source=source, thread=thread, metadata=metadata
         )
-        return (await self._adrive(self._add([item], wave=1, defer=defer, strict=strict)))[0]
+        return (await self._runner.adrive(self._add([item], wave=1, defer=defer, strict=strict)))[0]
 
     def add_many(
         self,
@@ -201,7 +202,7 @@ class AgenticMemory:
             strict: As in `add`.
             progress: Called with each stored note.
         """
-        return self._drive(
+        return self._runner.drive(
             self._add(items, wave=wave, defer=defer, strict=strict, progress=progress)
         )
 
@@ -338,7 +339,7 @@ class AgenticMemory:
         """Run a draft of a stored note, anew when another writer changed the note meanwhile."""
         for _ in range(MAX_CONFLICTS):
             try:
-                return self._drive(self._ingest().run([draft()]))[0]
+                return self._runner.drive(self._ingest().run([draft()]))[0]
             except ConflictError as error:
                 conflict = error
         raise conflict
@@ -482,18 +483,18 @@ class AgenticMemory:
         Raises:
             ExtractionError: No reply of the answerer validated.
         """
-        query = self._query(question, self._outcome(self._rewrite_call(question)))
+        query = self._query(question, self._runner.outcome(self._rewrite_call(question)))
         hits = self.search(query, k=k, token_budget=token_budget)
-        outcome = self._outcome(self._answer_call(question, hits))
+        outcome = self._runner.outcome(self._answer_call(question, hits))
         return self._answered(query, hits, outcome)
 
     async def aask(
         self, question: str, *, k: int = 10, token_budget: int | None = None
     ) -> dspy.Prediction:
         """Do what `ask` does without blocking the event loop."""
-        query = self._query(question, await self._aoutcome(self._rewrite_call(question)))
+        query = self._query(question, await self._runner.aoutcome(self._rewrite_call(question)))
         hits = await self.asearch(query, k=k, token_budget=token_budget)
-        outcome = await self._aoutcome(self._answer_call(question, hits))
+        outcome = await self._runner.aoutcome(self._answer_call(question, hits))
         return self._answered(query, hits, outcome)
 
     def _rewrite_call(self, question: str) -> Call:
@@ -518,61 +519,7 @@ class AgenticMemory:
 
     def usage(self) -> dict[str, StepUsage]:
         """Return calls, re-asks and tokens by step since this object was made."""
-        return self._meter.steps()
-
-    def _drive(self, path: Path) -> list[Note]:
-        calls = _advance(path, None)
-        while isinstance(calls, list):
-            calls = _advance(path, self._together(calls))
-        return calls.notes
-
-    async def _adrive(self, path: Path) -> list[Note]:
-        calls = await asyncio.to_thread(_advance, path, None)
-        while isinstance(calls, list):
-            outcomes = await asyncio.gather(*(self._aoutcome(call) for call in calls))
-            calls = await asyncio.to_thread(_advance, path, outcomes)
-        return calls.notes
-
-    def _together(self, calls: Sequence[Call]) -> list[Outcome]:
-        if len(calls) == 1:
-            return [self._outcome(calls[0])]
-        with ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_CALLS)) as pool:
-            # DSPy's settings live in context variables, which threads do not inherit.
-            running = [pool.submit(contextvars.copy_context().run, self._outcome, c) for c in calls]
-            return [future.result() for future in running]
-
-    def _outcome(self, call: Call) -> Outcome:
-        with self._extracting(call):
-            try:
-                made = getattr(self.program, call.step)(**call.inputs)
-            except ExtractionError as error:
-                return Outcome(error.salvaged, error)
-        return self._heard(call, made)
-
-    async def _aoutcome(self, call: Call) -> Outcome:
-        with self._extracting(call):
-            try:
-                made = await getattr(self.program, call.step).acall(**call.inputs)
-            except ExtractionError as error:
-                return Outcome(error.salvaged, error)
-        return self._heard(call, made)
-
-    @contextmanager
-    def _extracting(self, call: Call) -> Iterator[None]:
-        # A model set on the predictor wins, as in DSPy; then none needs to be found for it.
-        lm = getattr(self.program, call.step).lm or self.lm
-        if call.fresh:
-            # The reply that did not validate may lie in DSPy's cache.
-            lm = lm.copy(cache=False)
-        scope = Scope(bounds=call.bounds, step=call.step, meter=self._meter)
-        with dspy.context(lm=lm), extraction_scope(scope):
-            yield
-
-    def _heard(self, call: Call, made: dspy.Prediction) -> Outcome:
-        values = dict(made.items())
-        if self.step_listener is not None:
-            self.step_listener(call.note_id, call.step, call.inputs, values)
-        return Outcome(values)
+        return self._runner.meter.steps()
 
 
 def _note_id(user: str, source: str | None) -> str:
@@ -580,16 +527,3 @@ def _note_id(user: str, source: str | None) -> str:
     if source is None:
         return str(uuid.uuid4())
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"amem:{user!r}:{source}"))
-
-
-@dataclass(frozen=True)
-class _Finished:
-    notes: list[Note]
-
-
-def _advance(path: Path, outcomes: list[Outcome] | None) -> list[Call] | _Finished:
-    """Run the write path to its next calls; a StopIteration could not leave a worker thread."""
-    try:
-        return next(path) if outcomes is None else path.send(outcomes)
-    except StopIteration as stop:
-        return _Finished(stop.value)

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,7 @@ from amem_dspy.note import Note
 from amem_dspy.optimize.conversation import Conversation
 from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.program import MemoryProgram
+from amem_dspy.runner import StepListener
 from amem_dspy.usage import Meter
 
 FORMAT = 1
@@ -145,8 +146,18 @@ class MemoryBuilds:
 
     def open(self, program: MemoryProgram, build: Build) -> AgenticMemory:
         """Return the memory of a build, read and asked with `program`."""
+        return self._memory(program, build.uri)
+
+    def _memory(
+        self, program: MemoryProgram, uri: Path, on_step: StepListener | None = None
+    ) -> AgenticMemory:
         return AgenticMemory(
-            build.uri, program=program, embedder=self.embedder, policy=self.policy, meter=self.meter
+            uri,
+            program=program,
+            embedder=self.embedder,
+            policy=self.policy,
+            meter=self.meter,
+            on_step=on_step,
         )
 
     def _build(
@@ -155,17 +166,17 @@ class MemoryBuilds:
         self.folder.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="building-", dir=self.folder))
         calls: list[WriteCall] = []
+
+        def heard(note_id: str, step: str, inputs: Mapping[str, Any], made: Any) -> None:
+            call = WriteCall(note_id=note_id, step=step, inputs=dict(inputs), outputs=_plain(made))
+            calls.append(call)
+
         try:
             # The trace of the question that happens to come first must not hold the whole build.
             with (
                 dspy.context(lm=lm, trace=None),
-                self.open(program, Build(work / "store", ())) as memory,
+                self._memory(program, work / "store", heard) as memory,
             ):
-                memory.step_listener = lambda note_id, step, inputs, outputs: calls.append(
-                    WriteCall(
-                        note_id=note_id, step=step, inputs=dict(inputs), outputs=_plain(outputs)
-                    )
-                )
                 self._ingest(memory, conversation)
             text = TypeAdapter(list[WriteCall]).dump_json(calls)
             (work / "calls.json").write_bytes(text)

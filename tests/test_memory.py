@@ -21,7 +21,7 @@ from dspy.lm15 import AuthError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import amem_dspy.memory
+import amem_dspy.runner
 from amem_dspy import AgenticMemory, EvolutionPolicy, ExtractionError, MemoryProgram, Note
 from amem_dspy.errors import InvalidInputError, NoteNotFoundError, SourceConflictError
 from amem_dspy.evolve import last_change
@@ -866,7 +866,7 @@ def test_result_of_a_wave_does_not_depend_on_threads_and_wave_one_is_adding_one_
 
     results = []
     for threads in (1, 3, 16):
-        monkeypatch.setattr(amem_dspy.memory, "MAX_PARALLEL_CALLS", threads)
+        monkeypatch.setattr(amem_dspy.runner, "MAX_PARALLEL_CALLS", threads)
         results.append(made(f"t{threads}", lambda memory: memory.add_many(texts, wave=5)))
     assert results[0] == results[1] == results[2]
     one = made("one", lambda memory: memory.add_many(texts, wave=1))

@@ -1,0 +1,116 @@
+"""Runs the model calls of a memory: one after the other, together in threads, or awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+
+from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
+from amem_dspy.ingest import Call, Outcome, Path
+from amem_dspy.note import Note
+from amem_dspy.program import MemoryProgram
+from amem_dspy.usage import Meter
+
+MAX_PARALLEL_CALLS = 16
+StepListener = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], None]
+
+
+class StepRunner:
+    """Calls the predictors of a program.
+
+    Attributes:
+        program: Whose predictors.
+        lm: Returns the model for the next call.
+        meter: Counts calls and tokens.
+        listener: Called with note id, step, inputs and outputs of each call that validated.
+    """
+
+    def __init__(
+        self, program: MemoryProgram, *, lm: Callable[[], dspy.BaseLM], meter: Meter
+    ) -> None:
+        self.program = program
+        self.lm = lm
+        self.meter = meter
+        self.listener: StepListener | None = None
+
+    def drive(self, path: Path) -> list[Note]:
+        """Run a write path to its end; return the notes it stored."""
+        calls = _advance(path, None)
+        while isinstance(calls, list):
+            calls = _advance(path, self._together(calls))
+        return calls.notes
+
+    async def adrive(self, path: Path) -> list[Note]:
+        """Do what `drive` does without blocking the event loop."""
+        calls = await asyncio.to_thread(_advance, path, None)
+        while isinstance(calls, list):
+            outcomes = await asyncio.gather(*(self.aoutcome(call) for call in calls))
+            calls = await asyncio.to_thread(_advance, path, outcomes)
+        return calls.notes
+
+    def _together(self, calls: Sequence[Call]) -> list[Outcome]:
+        if len(calls) == 1:
+            return [self.outcome(calls[0])]
+        with ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_CALLS)) as pool:
+            # DSPy's settings live in context variables, which threads do not inherit.
+            running = [pool.submit(contextvars.copy_context().run, self.outcome, c) for c in calls]
+            return [future.result() for future in running]
+
+    def outcome(self, call: Call) -> Outcome:
+        """Make one call; return what validates of its reply.
+
+        Raises:
+            dspy.LMError: The model could not be reached or refused.
+        """
+        with self._extracting(call):
+            try:
+                made = getattr(self.program, call.step)(**call.inputs)
+            except ExtractionError as error:
+                return Outcome(error.salvaged, error)
+        return self._heard(call, made)
+
+    async def aoutcome(self, call: Call) -> Outcome:
+        """Do what `outcome` does, awaiting the model."""
+        with self._extracting(call):
+            try:
+                made = await getattr(self.program, call.step).acall(**call.inputs)
+            except ExtractionError as error:
+                return Outcome(error.salvaged, error)
+        return self._heard(call, made)
+
+    @contextmanager
+    def _extracting(self, call: Call) -> Iterator[None]:
+        # A model set on the predictor wins, as in DSPy; then none needs to be found for it.
+        lm = getattr(self.program, call.step).lm or self.lm()
+        if call.fresh:
+            # The reply that did not validate may lie in DSPy's cache.
+            lm = lm.copy(cache=False)
+        scope = Scope(bounds=call.bounds, step=call.step, meter=self.meter)
+        with dspy.context(lm=lm), extraction_scope(scope):
+            yield
+
+    def _heard(self, call: Call, made: dspy.Prediction) -> Outcome:
+        values = dict(made.items())
+        if self.listener is not None:
+            self.listener(call.note_id, call.step, call.inputs, values)
+        return Outcome(values)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    notes: list[Note]
+
+
+def _advance(path: Path, outcomes: list[Outcome] | None) -> list[Call] | _Finished:
+    """Run the write path to its next calls; a StopIteration could not leave a worker thread."""
+    try:
+        return next(path) if outcomes is None else path.send(outcomes)
+    except StopIteration as stop:
+        return _Finished(stop.value)
