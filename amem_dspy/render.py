@@ -8,6 +8,9 @@ from datetime import datetime
 from amem_dspy.note import Note
 from amem_dspy.signatures.text import clean_line
 
+MAX_ANSWER_CHARS = 2000
+"""Most characters of a content that the answerer sees, or one long note would fill the prompt."""
+
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _MONTHS = [
     "January",
@@ -63,7 +66,7 @@ def with_handles(notes: Sequence[Note], limit: int) -> tuple[dict[str, Note], st
 
 def answer_line(note: Note) -> str:
     """Return the one line that the answerer sees of a note: date, content, context."""
-    line = f"{spoken_date(note.timestamp)}: {clean_line(note.content)}"
+    line = f"{spoken_date(note.timestamp)}: {clip(note.content, MAX_ANSWER_CHARS)}"
     return f"{line} ({note.context})" if note.context else line
 
 

@@ -154,7 +154,7 @@ def _fused(
 
 def _decayed(score: float, factor: float) -> float:
     # A negative score must not rise by being shrunk.
-    return score * factor if score > 0 else score - abs(score)
+    return score * factor if score > 0 else score
 
 
 def _ranked(hits: Iterable[Hit]) -> list[Hit]:

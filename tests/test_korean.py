@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dspy
 import pytest
 
 from amem_dspy import AgenticMemory, EvolutionPolicy, Note
@@ -43,12 +44,17 @@ UPDATE_OF_RACE = "대회 목표는 있으나 무릎 통증으로 훈련이 멈�
 
 
 @pytest.fixture
-def turns() -> list[tuple[str, str]]:
+def example() -> Any:
     spec = importlib.util.spec_from_file_location("korean_runner", EXAMPLE)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return list(module.TURNS)
+    return module
+
+
+@pytest.fixture
+def turns(example: Any) -> list[tuple[str, str]]:
+    return list(example.TURNS)
 
 
 def handle_of(words: str, prompt: str) -> str:
@@ -122,3 +128,23 @@ def test_korean_is_found_without_its_particles(
     story: AgenticMemory, query: str, found: str
 ) -> None:
     assert found in story.search(query, mode="text", expand=False)[0].note.content
+
+
+def test_example_prints_note_links_evolution_and_a_summary_after_every_turn(
+    example: Any, make_lm: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(step: str, prompt: str) -> Any:
+        if step == "DecideLinks":
+            return {"links": [{"id": "n1", "reason": "같은 사람", "strength": 0.9, "update": True}]}
+        update = {"id": "n1", "context": UPDATE_OF_RACE, "keywords": [], "tags": []}
+        return {"updates": [update]} if step == "UpdateNeighbours" else CARDS[0]
+
+    lm, _ = make_lm(script)
+    monkeypatch.setattr("sys.argv", ["korean_runner.py"])
+    with dspy.context(lm=lm):
+        example.main()
+    shown = capsys.readouterr().out
+    assert [shown.count(mark) for mark in ("태그", "  = 노트")] == [5, 5]
+    assert shown.count("연결 ->") >= 4
+    assert f"전: {CARDS[0]['context']}" in shown
+    assert f"후: {UPDATE_OF_RACE}" in shown

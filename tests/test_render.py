@@ -102,3 +102,10 @@ def test_answer_lines_are_in_time_order_then_in_order_of_the_thread() -> None:
         "Tuesday 9 May 2023: later",
     ]
     assert answer_context([]) == ""
+
+
+def test_answer_line_of_a_long_note_is_bounded() -> None:
+    note = Note(
+        id="a", user="u", content="word " * 100_000, timestamp=datetime(2024, 1, 1, tzinfo=UTC)
+    )
+    assert len(answer_line(note)) < 2100
