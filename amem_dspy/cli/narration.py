@@ -46,10 +46,10 @@ class DemoOptions:
         test_turns: Window of bundled-3 to score on.
     """
 
-    turns: int = 14
+    turns: int = 12
     candidates: int = 2
-    dev_turns: int = 8
-    test_turns: int = 8
+    dev_turns: int = 6
+    test_turns: int = 6
 
 
 class Narrator:
