@@ -17,7 +17,7 @@ from amem_dspy.cli.session import Session
 @command("demo", example="amem demo --keep ./demo", panel="Start here")
 def demo(
     session: Session,
-    turns: Annotated[int, typer.Option(min=2, help="Turns to store at first.")] = 12,
+    turns: Annotated[int, typer.Option(min=2, help="Turns to store at first.")] = 14,
     candidates: Annotated[
         int, typer.Option(min=1, help="Tuned programs to try, besides the untuned one.")
     ] = 2,

@@ -31,7 +31,7 @@ from amem_dspy.usage import Meter
 
 ASKED = 3
 # Low, so that a small model finds something to learn from at all.
-THRESHOLD = 0.3
+THRESHOLD = 0.1
 SHOWN = 3
 
 
@@ -46,10 +46,10 @@ class DemoOptions:
         test_turns: Window of bundled-3 to score on.
     """
 
-    turns: int = 12
+    turns: int = 14
     candidates: int = 2
-    dev_turns: int = 6
-    test_turns: int = 6
+    dev_turns: int = 8
+    test_turns: int = 8
 
 
 class Narrator:
