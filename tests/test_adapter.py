@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib
-import importlib.util
 import json
 import logging
 import pickle
@@ -1160,12 +1159,7 @@ TELEPROMPTERS = [
     "BootstrapFewShot",
     "BootstrapFewShotWithRandomSearch",
     "COPRO",
-    pytest.param(
-        "MIPROv2",
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec("optuna") is None, reason="MIPROv2 needs optuna"
-        ),
-    ),
+    "MIPROv2",
     "SIMBA",
     "GEPA",
 ]
