@@ -8,7 +8,18 @@ AmemError
 ├── NoteNotFoundError        there is no such note of this user
 ├── SourceConflictError      the idempotency key holds other content: call `update`
 ├── StoreError               the files of the store are damaged or out of reach
+│   ├── DamagedStoreError    a file is missing or unreadable: `amem doctor --repair`
+│   ├── DiskFullError        free some space
+│   ├── StoreVersionError    open the store with the amem-dspy that wrote it
+│   └── ReadOnlyStoreError   make the folder writable, or only read
 ├── ConflictError            another writer was first: read again and redo
+├── ModelError               a call of the language model failed (DSPy's error is its cause)
+│   ├── ModelAccessError     set the provider's key, or pay
+│   ├── ModelUnreachableError  check network, address and server, or try again
+│   ├── RateLimitError       wait `retry_after` seconds
+│   ├── ContextOverflowError lower the budget that the message names
+│   ├── RequestRefusedError  change the model's name or its settings
+│   └── ModelServerError     the provider is at fault: try again later
 ├── ExtractionError          the model's replies did not validate (see `extraction`)
 ├── DataError                a data file does not have the expected layout
 └── BudgetSpentError         a limit on model calls was reached
@@ -123,6 +134,30 @@ class StoreError(AmemError):
         super().__init__(message)
 
 
+class ReadOnlyStoreError(StoreError):
+    """The store can be read and not written; nothing was changed."""
+
+    code = "store_read_only"
+
+
+class DamagedStoreError(StoreError):
+    """A file of the store is missing or unreadable; nothing was changed."""
+
+    code = "store_damaged"
+
+
+class DiskFullError(StoreError):
+    """There is no space left for the change; nothing was changed."""
+
+    code = "disk_full"
+
+
+class StoreVersionError(StoreError):
+    """Another version of amem-dspy made the store; nothing was changed."""
+
+    code = "store_version"
+
+
 class ConflictError(AmemError):
     """Notes changed between reading and writing; nothing was written.
 
@@ -137,6 +172,67 @@ class ConflictError(AmemError):
         super().__init__(
             f"changed by another writer meanwhile: {', '.join(self.note_ids)}; read again and redo"
         )
+
+
+class ModelError(AmemError):
+    """A call of the language model failed; nothing was stored. Its cause is DSPy's own error.
+
+    Attributes:
+        model: Name of the model.
+        status: HTTP status, where a server answered.
+        retry_after: Seconds that the server asked to wait, where it said so.
+    """
+
+    code = "model"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        model: str | None = None,
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        self.model = model
+        self.status = status
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class ModelAccessError(ModelError):
+    """The provider's key is missing or wrong, or its account is out of credit."""
+
+    code = "model_access"
+
+
+class ModelUnreachableError(ModelError):
+    """No answer came: no network, a wrong address, a server that is down or too slow."""
+
+    code = "model_unreachable"
+
+
+class RateLimitError(ModelError):
+    """The provider asks for a pause, and the tries have run out or the pause is too long."""
+
+    code = "rate_limit"
+
+
+class ContextOverflowError(ModelError):
+    """The prompt is longer than the model's context; the message names what makes it shorter."""
+
+    code = "context_overflow"
+
+
+class RequestRefusedError(ModelError):
+    """The request cannot be served as it is: an unknown model, a setting it does not take."""
+
+    code = "request_refused"
+
+
+class ModelServerError(ModelError):
+    """The provider failed while it worked on the request."""
+
+    code = "model_server"
 
 
 class DataError(AmemError):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import lancedb
@@ -16,12 +16,15 @@ from lancedb.index import FTS
 
 from amem_dspy.errors import AmemError, EmbedderMismatchError, StoreError
 from amem_dspy.query import STOP_WORDS
-from amem_dspy.schema import SCHEMA_VERSION
+from amem_dspy.schema import SCHEMA_VERSION, embedder_of
+
+T = TypeVar("T")
 
 TABLE = "notes"
 LOCK_FILE = ".lock"
 LOCK_SECONDS = 120.0
 LOCK_POLL_SECONDS = 0.005
+READ_TRIES = 6
 
 _INDICES = {
     "text_stemmed": FTS(language="English", custom_stop_words=STOP_WORDS),
@@ -104,21 +107,31 @@ class Location:
             StoreError: There is a table that cannot be opened; nothing was changed.
         """
         with self.disk():
-            database = self._connect()
-            table = self._find(database)
+            database = self.connect()
+            table = retried(lambda: self._find(database))
         if table is None:
             # Another process may be creating it at this moment.
             with self.exclusive(), self.disk():
                 table = self._find_or_create(database, schema)
+        self.check_made_for(schema, table)
         with self.disk():
-            self._check_made_for(schema, table.schema.metadata or {})
-            complete = _has_indices(table)
+            complete = retried(lambda: _has_indices(table))
         if not complete:
             with self.exclusive(), self.disk():
                 _create_indices(table)
         return table
 
-    def _connect(self) -> Any:
+    def overwrite(self, schema: pa.Schema, rows: pa.RecordBatchReader) -> Any:
+        """Make these rows the table's newest version, with its indices; return the table.
+
+        Readers of older versions go on. To be called inside `exclusive` and `disk`.
+        """
+        table = self.connect().create_table(TABLE, data=rows, schema=schema, mode="overwrite")
+        _create_indices(table)
+        return table
+
+    def connect(self) -> Any:
+        """Return the LanceDB database that holds the table."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         return lancedb.connect(
@@ -153,7 +166,16 @@ class Location:
             "was changed: restore it from a copy, or move it away to start an empty store"
         )
 
-    def _check_made_for(self, schema: pa.Schema, found: Mapping[bytes, bytes]) -> None:
+    def check_made_for(self, schema: pa.Schema, table: Any) -> None:
+        """Check that a table was made by this version of the program and for the schema's embedder.
+
+        Raises:
+            EmbedderMismatchError: The table's metadata names another embedder than the schema's.
+            StoreError: Another version of the program made the table.
+        """
+        with self.disk():
+            made: pa.Schema = retried(lambda: table.schema)
+        found: Mapping[bytes, bytes] = made.metadata or {}
         version = found.get(b"schema_version", b"none").decode()
         if version != str(SCHEMA_VERSION):
             raise StoreError(
@@ -161,13 +183,20 @@ class Location:
                 f"{SCHEMA_VERSION}; install the amem-dspy that wrote it",
                 path=self.uri,
             )
-        expected, got = _embedder(found), _embedder(schema.metadata)
+        expected, got = embedder_of(made), embedder_of(schema)
         if expected != got:
             raise EmbedderMismatchError(uri=self.uri, expected=expected, got=got)
 
 
-def _embedder(metadata: Mapping[bytes, bytes]) -> tuple[str, int]:
-    return metadata[b"embedder_id"].decode(), int(metadata[b"dimension"])
+def retried(read: Callable[[], T]) -> T:
+    """Return what a read gives; it may have met a version that was cleaned up meanwhile."""
+    for _ in range(READ_TRIES - 1):
+        try:
+            return read()
+        except RuntimeError as error:
+            if "Not found" not in str(error):
+                raise
+    return read()
 
 
 def _open_if_there(database: Any) -> Any:

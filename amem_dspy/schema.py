@@ -22,8 +22,14 @@ SCHEMA_VERSION = 1
 
 _LINK = pa.struct([("id", pa.string()), ("reason", pa.string()), ("strength", pa.float64())])
 _STRINGS = pa.list_(pa.string())
+# The key makes two writers that insert the same new id collide, where no lock keeps them apart.
+_KEY = pa.field(
+    "id",
+    pa.string(),
+    nullable=False,
+    metadata={"lance-schema:unenforced-primary-key:position": "1"},
+)
 _NOTE_FIELDS = [
-    ("id", pa.string()),
     ("user", pa.string()),
     ("content", pa.string()),
     ("timestamp_text", pa.string()),
@@ -49,7 +55,7 @@ _SEARCH_FIELDS = [
     ("text_stemmed", pa.string()),
     ("text_ngram", pa.string()),
 ]
-NOTE_COLUMNS = [name for name, _ in _NOTE_FIELDS]
+NOTE_COLUMNS = ["id", *(name for name, _ in _NOTE_FIELDS)]
 ROW_COLUMNS = [*NOTE_COLUMNS, "vector", "vector_content"]
 
 _HISTORY = TypeAdapter(tuple[Revision, ...])
@@ -72,13 +78,20 @@ class Row:
 def note_schema(embedder_id: str, dimension: int) -> pa.Schema:
     """Return the table's schema, with what made it in its metadata."""
     vector = pa.list_(pa.float32(), dimension)
-    fields = [*_NOTE_FIELDS, *_SEARCH_FIELDS, ("vector", vector), ("vector_content", vector)]
+    vectors = [("vector", vector), ("vector_content", vector)]
+    named = (pa.field(*field) for field in [*_NOTE_FIELDS, *_SEARCH_FIELDS, *vectors])
     metadata: dict[bytes | str, bytes | str] = {
         "schema_version": str(SCHEMA_VERSION),
         "embedder_id": embedder_id,
         "dimension": str(dimension),
     }
-    return pa.schema(fields, metadata=metadata)
+    return pa.schema([_KEY, *named], metadata=metadata)
+
+
+def embedder_of(schema: pa.Schema) -> tuple[str, int]:
+    """Return the id and dimension of the embedder that a table's schema records."""
+    found = schema.metadata
+    return found[b"embedder_id"].decode(), int(found[b"dimension"])
 
 
 def to_arrow(rows: Sequence[Row], arrivals: Sequence[int], schema: pa.Schema) -> pa.Table:

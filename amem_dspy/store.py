@@ -11,17 +11,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Literal, Self
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from amem_dspy.bulk import arrivals, compare, foreign_ids, ordered_rows, spooled
 from amem_dspy.change import Change, Stored, check_vector
 from amem_dspy.errors import ConflictError, InvalidInputError, StoreError
-from amem_dspy.location import Location
+from amem_dspy.location import Location, retried
 from amem_dspy.note import Note
 from amem_dspy.query import EVERYTHING, NoteFilter, condition, one_of, quote, text_query
 from amem_dspy.schema import (
@@ -33,15 +34,15 @@ from amem_dspy.schema import (
     to_notes,
     to_rows,
 )
+from amem_dspy.version import clean, pinned, release_pins
 
 __all__ = ["NoteFilter", "NoteStore", "Row"]
 
 # Commits until files are joined and indices brought up to date, and rows in one commit.
-OPTIMIZE_EVERY = 64
+OPTIMIZE_EVERY = 16
 OPTIMIZE_ROWS = 1_000
-# Old versions stay this long, for readers that are in the middle of one.
-KEEP_VERSIONS = timedelta(hours=1)
 TIE_MARGIN = 16
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,15 @@ class NoteStore:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def open(self) -> None:
+        """Open the store, or create it, before anything that costs is done for it.
+
+        Raises:
+            EmbedderMismatchError: It was made with another embedder.
+            StoreError: It cannot be opened.
+        """
+        self._table()
+
     def close(self) -> None:
         """Let go of the table; the next use opens it again."""
         with self._opening:
@@ -128,9 +138,7 @@ class NoteStore:
     def count(self, user: str, *, filter: NoteFilter = EVERYTHING) -> int:
         """Return how many notes the user has."""
         where = condition(user, filter)
-        table = self._table()
-        with self._location.disk():
-            return int(table.count_rows(where))
+        return int(self._read(lambda table: table.count_rows(where)))
 
     def threads(
         self,
@@ -153,9 +161,7 @@ class NoteStore:
 
     def version(self) -> int:
         """Return the version of the table; each commit makes one."""
-        table = self._table()
-        with self._location.disk():
-            return int(table.version)
+        return int(self._read(lambda table: table.version))
 
     def dense(
         self,
@@ -181,8 +187,8 @@ class NoteStore:
         check_vector(vector, self._embedder[1], name="the query's vector")
         where = condition(user, filter)
 
-        def nearest(size: int) -> list[tuple[str, float]]:
-            query = self._table().search(np.asarray(vector, np.float32), vector_column_name=column)
+        def nearest(table: Any, size: int) -> list[tuple[str, float]]:
+            query = table.search(np.asarray(vector, np.float32), vector_column_name=column)
             query = query.distance_type("cosine").where(where, prefilter=True).limit(size)
             found = query.select(["id", "_distance"]).to_arrow().to_pylist()
             return [(hit["id"], min(1.0, max(-1.0, 1.0 - hit["_distance"]))) for hit in found]
@@ -201,35 +207,25 @@ class NoteStore:
         where = condition(user, filter)
         terms = text_query(query)
 
-        def matching(size: int) -> list[tuple[str, float]]:
-            search = self._table().search(terms, query_type="fts").where(where, prefilter=True)
+        def matching(table: Any, size: int) -> list[tuple[str, float]]:
+            search = table.search(terms, query_type="fts").where(where, prefilter=True)
             found = search.limit(size).select(["id", "_score"]).to_arrow().to_pylist()
             return [(hit["id"], float(hit["_score"])) for hit in found]
 
-        return self._ranked(user, k, matching if terms is not None else lambda size: [])
+        if terms is None:
+            _check_count("k", k)
+            return []
+        return self._ranked(user, k, matching)
 
     def _ranked(
-        self, user: str, k: int, search: Callable[[int], list[tuple[str, float]]]
+        self, user: str, k: int, search: Callable[[Any, int], list[tuple[str, float]]]
     ) -> list[tuple[Row, float]]:
         _check_count("k", k)
         if k == 0:
             return []
-        with self._location.disk():
-            best = self._without_tie_at_the_end(k, search)
+        best = self._read(lambda table: _without_tie_at_the_end(table, k, search))
         rows = self.rows(user, [note_id for note_id, _ in best])
         return [(rows[note_id], score) for note_id, score in best if note_id in rows]
-
-    def _without_tie_at_the_end(
-        self, k: int, search: Callable[[int], list[tuple[str, float]]]
-    ) -> list[tuple[str, float]]:
-        total = int(self._table().count_rows())
-        size = min(k, total) + TIE_MARGIN
-        found = search(size)
-        # LanceDB cuts a tie at the k-th place anywhere; look on until the score falls.
-        while len(found) == size and found[-1][1] == found[k - 1][1]:
-            size *= 4
-            found = search(size)
-        return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     def commit(
         self,
@@ -261,24 +257,126 @@ class NoteStore:
         change.validate(self._embedder[1])
         if not change.rows and not change.delete:
             return []
-        table = self._table()
-        with self._location.exclusive(), self._location.disk():
+        with self._writing() as table:
             placed, version = self._write(table, change)
         self._maintain(version, len(placed))
         return [row.note for row in placed]
 
-    def delete_user(self, user: str) -> int:
-        """Delete all notes of a user; return how many there were."""
+    def stream(self, user: str, *, size: int = 500) -> Iterator[list[Row]]:
+        """Yield the user's rows by timestamp, then arrival, all of one version of the store.
+
+        Args:
+            user: Whose notes.
+            size: Most rows at a time; only these are in memory, beside the ids of all.
+        """
+        self._table()
+        with pinned(self._location) as table, self._location.disk():
+            yield from ordered_rows(table, user, size)
+
+    def load(
+        self,
+        user: str,
+        batches: Iterable[Sequence[Row]],
+        *,
+        expected: Mapping[str, int],
+        new: Collection[str],
+        sources: Mapping[str, str],
+    ) -> None:
+        """Write many rows of one user in one commit, in flat memory: all of it or nothing.
+
+        The batches are read to their end before the store is locked.
+
+        Args:
+            user: Whose notes.
+            batches: The rows; positions are taken as they are.
+            expected: The revision the caller read, for each existing note among the rows.
+            new: The ids of the others.
+            sources: The note that shall hold each source of the rows.
+
+        Raises:
+            SourceConflictError: Another note of the user holds a source; nothing was written.
+            ConflictError: A note changed or vanished, or a new id is taken; nothing was written.
+        """
+        with self._spooled(user, batches) as rows, self._writing() as table:
+            compare(table, user, expected=expected, new=new, sources=sources)
+            merge = table.merge_insert("id").when_matched_update_all()
+            result = merge.when_not_matched_insert_all().execute(rows)
+        self._maintain(int(result.version), result.num_rows)
+
+    def replace(self, user: str, batches: Callable[[], Iterable[Sequence[Row]]]) -> None:
+        """Make the user's notes these and no others, in one commit and in flat memory.
+
+        Args:
+            user: Whose notes.
+            batches: Makes the rows; called while the store is locked, and may read it.
+
+        Raises:
+            ConflictError: An id belongs to another user; nothing was written.
+        """
+        ids: list[str] = []
+
+        def noted() -> Iterator[Sequence[Row]]:
+            for rows in batches():
+                ids.extend(row.note.id for row in rows)
+                yield rows
+
+        with self._writing() as table, self._spooled(user, noted()) as rows:
+            if taken := foreign_ids(table, user, ids):
+                raise ConflictError(taken)
+            merge = table.merge_insert("id").when_matched_update_all()
+            merge = merge.when_not_matched_insert_all()
+            result = merge.when_not_matched_by_source_delete(condition(user)).execute(rows)
+        self._maintain(int(result.version), result.num_rows)
+
+    @contextmanager
+    def _spooled(
+        self, user: str, batches: Iterable[Sequence[Row]]
+    ) -> Iterator[pa.RecordBatchReader]:
+        known = self._read(lambda table: arrivals(table, user))
+
+        def arrival(note_id: str) -> int:
+            return known[note_id] if note_id in known else self._arrive()
+
+        with spooled(self._checked(user, batches), self._schema, arrival) as rows:
+            yield rows
+
+    def _checked(self, user: str, batches: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
+        for rows in batches:
+            Change(user, tuple(rows), (), {}).validate(self._embedder[1])
+            yield rows
+
+    def delete_user(self, user: str, *, purge: bool = False) -> int:
+        """Delete all notes of a user; return how many there were.
+
+        Args:
+            user: Whose notes.
+            purge: Leave no trace of them in older versions either; the table is written anew.
+
+        Raises:
+            StoreError: Somebody else's tag keeps an older version; nothing was deleted.
+        """
         where = condition(user)
-        table = self._table()
-        with self._location.exclusive(), self._location.disk():
-            return int(table.delete(where).num_deleted_rows)
+        with self._writing() as table:
+            if not purge:
+                return int(table.delete(where).num_deleted_rows)
+            release_pins(table)
+            count = int(table.count_rows(where))
+            others = table.search().where(f"NOT ({where})").to_batches()
+            clean(self._location.overwrite(self._schema, others), alone=self._location.has_lock)
+            return count
 
     def optimize(self) -> None:
-        """Join small files, bring the indices up to date, drop versions past `KEEP_VERSIONS`."""
+        """Join small files, bring the indices up to date, and drop versions nobody reads."""
+        with self._writing() as table:
+            clean(table, alone=self._location.has_lock)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Any]:
+        """Hold the store's lock, and give the table, made for this embedder even now."""
         table = self._table()
         with self._location.exclusive(), self._location.disk():
-            table.optimize(cleanup_older_than=KEEP_VERSIONS)
+            self._location.check_made_for(self._schema, table)
+            yield table
 
     def _write(self, table: Any, change: Change) -> tuple[tuple[Row, ...], int]:
         stored = self._stored(table, change)
@@ -329,7 +427,7 @@ class NoteStore:
 
     def _maintain(self, version: int, rows: int) -> None:
         # By the table's version, so that it also happens where each process makes one commit.
-        if version % OPTIMIZE_EVERY and rows < OPTIMIZE_ROWS:
+        if rows < OPTIMIZE_ROWS and version % OPTIMIZE_EVERY:
             return
         try:
             self.optimize()
@@ -338,16 +436,35 @@ class NoteStore:
             logger.warning("the store %s could not be compacted", self._location.uri, exc_info=True)
 
     def _select(self, where: str, columns: list[str]) -> pa.Table:
+        return self._read(lambda table: table.search().where(where).select(columns).to_arrow())
+
+    def _read(self, query: Callable[[Any], T]) -> T:
         table = self._table()
         with self._location.disk():
-            found: pa.Table = table.search().where(where).select(columns).to_arrow()
-            return found
+            return retried(lambda: query(table))
 
     def _table(self) -> Any:
         with self._opening:
             if self._handle is None:
                 self._handle = self._location.open(self._schema)
-            return self._handle
+                return self._handle
+            table = self._handle
+        # Another process may have embedded the store anew since it was opened.
+        self._location.check_made_for(self._schema, table)
+        return table
+
+
+def _without_tie_at_the_end(
+    table: Any, k: int, search: Callable[[Any, int], list[tuple[str, float]]]
+) -> list[tuple[str, float]]:
+    total = int(table.count_rows())
+    size = min(k, total) + TIE_MARGIN
+    found = search(table, size)
+    # LanceDB cuts a tie at the k-th place anywhere; look on until the score falls.
+    while len(found) == size and found[-1][1] == found[k - 1][1]:
+        size *= 4
+        found = search(table, size)
+    return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
 
 
 def _revision_guard(change: Change) -> str:

@@ -1,0 +1,93 @@
+"""Versions of the table: which are kept for whom, and which are dropped."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from amem_dspy.errors import ReadOnlyStoreError, StoreError
+from amem_dspy.location import TABLE, Location
+
+# A tag keeps a version for a reader that is long under way; one that died keeps it no longer.
+PIN = "amem-pin-"
+PIN_SECONDS = 3600
+# Under the lock nobody writes, and who reads a dropped version reads again. Without one a writer
+# may be in the middle of an older version.
+KEEP_ALONE = timedelta(milliseconds=1)
+KEEP_TOGETHER = timedelta(hours=1)
+KEEP_ALL = timedelta(days=36_500)
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def pinned(location: Location) -> Iterator[Any]:
+    """Give the table as it stands now; clean-up leaves that version alone meanwhile."""
+    pin = f"{PIN}{int(time.time())}-{uuid.uuid4().hex}"
+    try:
+        with location.exclusive(), location.disk():
+            table = location.connect().open_table(TABLE)
+            table.tags.create(pin, table.version)
+    except ReadOnlyStoreError:
+        # Nobody can clean up here, so nothing needs to be kept.
+        pin = ""
+    with location.disk():
+        still = location.connect().open_table(TABLE)
+        still.checkout(pin or still.version)
+    try:
+        yield still
+    finally:
+        if pin:
+            with location.exclusive(), location.disk():
+                _drop_tag(location.connect().open_table(TABLE), pin)
+
+
+def clean(table: Any, *, alone: bool) -> None:
+    """Join small files, bring the indices up to date, and drop the versions nobody needs.
+
+    Args:
+        table: The table; the store's lock is held where there is one.
+        alone: Nobody else can be writing.
+    """
+    for name in _pins(table):
+        if _age(name) > PIN_SECONDS:
+            _drop_tag(table, name)
+    # LanceDB refuses to drop anything where a tag holds a version that is due.
+    keep = KEEP_ALL if table.tags.list() else KEEP_ALONE if alone else KEEP_TOGETHER
+    table.optimize(cleanup_older_than=keep, delete_unverified=alone)
+
+
+def release_pins(table: Any) -> None:
+    """Drop the pins, so that no older version has to be kept.
+
+    Raises:
+        StoreError: A tag that is not a pin holds a version; no pin was dropped.
+    """
+    foreign = [name for name in table.tags.list() if not name.startswith(PIN)]
+    if foreign:
+        raise StoreError(
+            f"the table is tagged {', '.join(sorted(foreign))}, which keeps older versions and all "
+            "that was in them; delete the tags with LanceDB first",
+            path=table.name,
+        )
+    for name in _pins(table):
+        _drop_tag(table, name)
+
+
+def _pins(table: Any) -> list[str]:
+    return [name for name in table.tags.list() if name.startswith(PIN)]
+
+
+def _age(pin: str) -> float:
+    made = pin.removeprefix(PIN).partition("-")[0]
+    return time.time() - int(made) if made.isdecimal() else 0.0
+
+
+def _drop_tag(table: Any, name: str) -> None:
+    if name in table.tags.list():
+        table.tags.delete(name)
