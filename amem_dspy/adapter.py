@@ -135,7 +135,7 @@ class InstructorAdapter(dspy.JSONAdapter):
     def _extract(self, state: Extraction) -> dict[str, Any]:
         def create(**asked: Any) -> ChatCompletion:
             with state.sending(asked["messages"]) as call:
-                return state.receive(state.lm(call.request, **call.controls))
+                return state.receive(state.send(call))
 
         ask = instructor.patch(create=create, mode=instructor.Mode.JSON_SCHEMA)
         with state.reporting():
@@ -144,7 +144,7 @@ class InstructorAdapter(dspy.JSONAdapter):
     async def _aextract(self, state: Extraction) -> dict[str, Any]:
         async def create(**asked: Any) -> ChatCompletion:
             with state.sending(asked["messages"]) as call:
-                return state.receive(await state.lm.acall(call.request, **call.controls))
+                return state.receive(await state.asend(call))
 
         ask = instructor.patch(create=create, mode=instructor.Mode.JSON_SCHEMA)
         with state.reporting():

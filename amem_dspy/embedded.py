@@ -6,7 +6,6 @@ thread count. It starts at the first call, keeps several prompt prefixes, and st
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import hashlib
 import importlib.util
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from amem_dspy.errors import ConfigError, MissingExtraError
+from amem_dspy.offload import offload
 
 if TYPE_CHECKING:
     import dspy
@@ -233,13 +233,13 @@ class LlamaEngine:
 
 @dataclass(frozen=True)
 class AsyncLlamaEngine:
-    """The same engine for `await`: each call runs in a thread."""
+    """The same engine for `await`: each call runs in a thread, and a cancelled one to its end."""
 
     engine: LlamaEngine
 
     async def complete(self, request: Request) -> Response:
         """Return the model's reply to one request; errors as in `LlamaEngine.complete`."""
-        return await asyncio.to_thread(self.engine.complete, request)
+        return await offload(self.engine.complete, request)
 
     def dump_state(self) -> dict[str, Any]:
         """Return the settings as JSON values; no path unless the caller gave one."""

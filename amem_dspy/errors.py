@@ -77,7 +77,7 @@ class EmbedderMismatchError(ConfigError):
         super().__init__(
             f"the store {uri} was made with the embedder {expected[0]} ({expected[1]} dimensions) "
             f"and opened with {got[0]} ({got[1]} dimensions); vectors of two embedders cannot be "
-            f"compared. Open it with embedder={expected[0]!r}, or make a new store"
+            f"compared. Open it with embedder={expected[0]!r}, or embed it anew: memory.reindex()"
         )
 
 

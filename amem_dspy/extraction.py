@@ -26,7 +26,9 @@ from tenacity import RetryCallState, retry_if_exception, stop_after_attempt
 
 from amem_dspy.errors import AmemError
 from amem_dspy.output import is_closed, output_model, reply_schema, schema_name, usable_part
+from amem_dspy.redaction import redacted, secrets_of
 from amem_dspy.reply import reply_object
+from amem_dspy.retry import Retry, taken_over
 from amem_dspy.signatures.text import mend_unicode
 from amem_dspy.usage import Meter, StepUsage
 
@@ -95,11 +97,13 @@ class Scope:
         bounds: Pydantic's validation context (see `amem_dspy.signatures.bound`).
         step: Name under which `meter` counts; else the signature's name.
         meter: Counts the requests, and may refuse them.
+        retry: How a request is made again after an error that may pass.
     """
 
     bounds: Mapping[str, Any] = field(default_factory=dict)
     step: str | None = None
     meter: Meter | None = None
+    retry: Retry = field(default_factory=Retry)
 
 
 _NO_SCOPE = Scope()
@@ -147,7 +151,10 @@ class Extraction:
         *,
         native: bool | None = None,
     ) -> None:
-        self.lm: Any = _with_clients(lm, lm_kwargs)
+        self.lm: Any = None
+        self.retries = 0
+        if lm is not None:
+            self.lm, self.retries = taken_over(_with_clients(lm, lm_kwargs))
         self.model_name = str(getattr(lm, "model", None))
         self.signature = signature
         self.scope = active_scope.get()
@@ -205,6 +212,16 @@ class Extraction:
             raise IncompleteOutputException() from error
         finally:
             self._count(tally.entries, outer, cached=answered and not tally.entries)
+
+    def send(self, call: Call) -> Response:
+        """Return the model's reply, asked for again after errors that may pass."""
+        retry, lm = self.scope.retry, self.lm
+        return retry.run(lambda: lm(call.request, **call.controls), self.retries)
+
+    async def asend(self, call: Call) -> Response:
+        """Do what `send` does, awaiting the model."""
+        retry, lm = self.scope.retry, self.lm
+        return await retry.arun(lambda: lm.acall(call.request, **call.controls), self.retries)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -309,7 +326,8 @@ class Extraction:
         if self.error is not None and not refused:
             return self.error
         cause = self.error or stop.__cause__ or stop
-        self.problem = f"{type(cause).__name__}: {_plain(str(cause))}"
+        secrets = secrets_of(getattr(self.lm, "kwargs", {}))
+        self.problem = redacted(f"{type(cause).__name__}: {_plain(str(cause))}", secrets)
         parts = [
             usable_part(self.signature, reply, self.scope.bounds)
             for reply in reversed(self.replies)
@@ -320,10 +338,10 @@ class Extraction:
         return failure
 
 
-def _with_clients(lm: dspy.BaseLM | None, lm_kwargs: dict[str, Any]) -> dspy.BaseLM | None:
+def _with_clients(lm: dspy.BaseLM, lm_kwargs: dict[str, Any]) -> dspy.BaseLM:
     """Return the model with the connection settings of this call, which no request can carry."""
     clients = {key: value for key, value in lm_kwargs.items() if key in CLIENT_KEYS}
-    if lm is None or not clients:
+    if not clients:
         return lm
     copied = lm.copy(**clients)
     copied.history = lm.history

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,12 @@ import dspy
 
 from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
 from amem_dspy.ingest import Call, Outcome, Path
+from amem_dspy.model_error import model_errors
 from amem_dspy.note import Note
+from amem_dspy.offload import offload, together
 from amem_dspy.program import MemoryProgram
+from amem_dspy.retry import Retry
+from amem_dspy.signatures.borrowed import example_words
 from amem_dspy.usage import Meter
 
 MAX_PARALLEL_CALLS = 16
@@ -29,15 +32,22 @@ class StepRunner:
         program: Whose predictors.
         lm: Returns the model for the next call.
         meter: Counts calls and tokens.
+        retry: How a request is made again after an error that may pass.
         listener: Called with note id, step, inputs and outputs of each call that validated.
     """
 
     def __init__(
-        self, program: MemoryProgram, *, lm: Callable[[], dspy.BaseLM], meter: Meter
+        self,
+        program: MemoryProgram,
+        *,
+        lm: Callable[[], dspy.BaseLM],
+        meter: Meter,
+        retry: Retry | None = None,
     ) -> None:
         self.program = program
         self.lm = lm
         self.meter = meter
+        self.retry = retry or Retry()
         self.listener: StepListener | None = None
 
     def drive(self, path: Path) -> list[Note]:
@@ -48,11 +58,15 @@ class StepRunner:
         return calls.notes
 
     async def adrive(self, path: Path) -> list[Note]:
-        """Do what `drive` does without blocking the event loop."""
-        calls = await asyncio.to_thread(_advance, path, None)
+        """Do what `drive` does without blocking the event loop.
+
+        Cancelled, it finishes the disk step under way and makes no further call: the notes of the
+        path are stored whole or not at all.
+        """
+        calls = await offload(_advance, path, None)
         while isinstance(calls, list):
-            outcomes = await asyncio.gather(*(self.aoutcome(call) for call in calls))
-            calls = await asyncio.to_thread(_advance, path, outcomes)
+            outcomes = await together([self.aoutcome(call) for call in calls])
+            calls = await offload(_advance, path, outcomes)
         return calls.notes
 
     def _together(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -61,13 +75,17 @@ class StepRunner:
         with ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_CALLS)) as pool:
             # DSPy's settings live in context variables, which threads do not inherit.
             running = [pool.submit(contextvars.copy_context().run, self.outcome, c) for c in calls]
-            return [future.result() for future in running]
+            try:
+                return [future.result() for future in running]
+            finally:
+                # After an error those that wait for a thread are not begun.
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def outcome(self, call: Call) -> Outcome:
         """Make one call; return what validates of its reply.
 
         Raises:
-            dspy.LMError: The model could not be reached or refused.
+            ModelError: The model could not be reached or refused.
         """
         with self._extracting(call):
             try:
@@ -92,8 +110,10 @@ class StepRunner:
         if call.fresh:
             # The reply that did not validate may lie in DSPy's cache.
             lm = lm.copy(cache=False)
-        scope = Scope(bounds=call.bounds, step=call.step, meter=self.meter)
-        with dspy.context(lm=lm), extraction_scope(scope):
+        demos = getattr(self.program, call.step).demos
+        bounds = {**call.bounds, "examples": example_words(demos, call.inputs)}
+        scope = Scope(bounds=bounds, step=call.step, meter=self.meter, retry=self.retry)
+        with model_errors(lm, call.step), dspy.context(lm=lm), extraction_scope(scope):
             yield
 
     def _heard(self, call: Call, made: dspy.Prediction) -> Outcome:

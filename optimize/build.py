@@ -132,7 +132,7 @@ class MemoryBuilds:
         """Return the memory of the conversation as this program writes it, built at most once.
 
         Raises:
-            dspy.LMError: The model failed; nothing half-built stays.
+            ModelError: The model failed; nothing half-built stays.
         """
         lm = resolve_lm(None)
         key = self.fingerprint(program, conversation, lm)

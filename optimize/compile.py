@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
 from amem_dspy.errors import BudgetSpentError, DataError
+from amem_dspy.model_error import model_errors
 from amem_dspy.models import resolve_lm
 from amem_dspy.optimize.qa import ConversationQA, qa_examples, qa_metric
 from amem_dspy.optimize.split import Split
@@ -109,7 +110,7 @@ def compile_program(
     Ends early, keeping the best so far, when the budget of `qa.builds.meter` is spent or on Ctrl-C.
 
     Raises:
-        dspy.LMError: The model failed; it is never scored as a zero.
+        ModelError: The model failed; it is never scored as a zero.
         DataError: The train or dev part has no question of the categories.
     """
     trainset = qa_examples(split.train, categories=options.categories)
@@ -205,10 +206,12 @@ def _candidate(
 
 def _check_model(qa: ConversationQA) -> None:
     """Ask once, so that a dead model stops the run before anything is scored."""
+    lm = resolve_lm(None)
     scope = Scope(step="rewrite_query", meter=qa.builds.meter)
     # A reply that does not validate is a reply: the model is there.
     with (
-        dspy.context(lm=resolve_lm(None)),
+        model_errors(lm, "rewrite_query"),
+        dspy.context(lm=lm),
         extraction_scope(scope),
         contextlib.suppress(ExtractionError),
     ):

@@ -13,6 +13,7 @@ from typing import Any
 import dspy
 from pydantic import BaseModel, ConfigDict
 
+from amem_dspy.errors import ModelError
 from amem_dspy.optimize.conversation import CATEGORY_NAMES, Conversation
 from amem_dspy.optimize.qa import ConversationQA, evidence_recall, qa_examples
 from amem_dspy.optimize.score import (
@@ -131,7 +132,7 @@ def evaluate(
         on_record: Called with each record, in order, as soon as it is there.
 
     Raises:
-        dspy.LMError: `MAX_FAILED_IN_A_ROW` questions failed one after the other: the model is gone.
+        ModelError: `MAX_FAILED_IN_A_ROW` questions failed one after the other: the model is gone.
     """
     examples = list(_limited(qa_examples(conversations, categories=categories), limit))
     records: list[QuestionRecord] = []
@@ -182,7 +183,7 @@ def _ask(qa: ConversationQA, example: dspy.Example) -> tuple[QuestionRecord, Exc
     started = time.perf_counter()
     try:
         made = qa(**example.inputs())
-    except dspy.LMError as error:
+    except ModelError as error:
         return _record(example, None, started, f"{type(error).__name__}: {error}"), error
     return _record(example, made, started, None), None
 

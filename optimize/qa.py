@@ -62,7 +62,7 @@ class ConversationQA(dspy.Module):
             (bool).
 
         Raises:
-            dspy.LMError: The model could not be reached or refused; never scored as an answer.
+            ModelError: The model could not be reached or refused; never scored as an answer.
             BudgetSpentError: The budget of calls is spent.
         """
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import dspy
 from dspy.lm15 import Message, Request, Response, Usage
+from hypothesis import settings
 from numpy.typing import NDArray
 
 Reply = Any
 """What the engine answers: an object (as JSON), a text, (text, finish reason), or an exception."""
 
 DATA = Path(__file__).parent / "data"
+
+# On a busy machine an example may take long; that is no fault of the code.
+settings.register_profile("amem", deadline=None)
+settings.load_profile("amem")
 
 
 class ScriptedEngine:
@@ -157,6 +164,63 @@ def make_memory(tmp_path: Path, embedder: LetterEmbedder) -> Callable[..., Any]:
         return AgenticMemory(tmp_path / store, lm=lm, **options), engine
 
     return make
+
+
+class ChatServer(ThreadingHTTPServer):
+    """An OpenAI-compatible server on loopback; answers from a list whose last entry repeats.
+
+    An entry is (status, headers, body); `reply` makes the one of a usable reply.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _ChatHandler)
+        self.answers: list[tuple[int, Mapping[str, str], Any]] = []
+        self.requests: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    @staticmethod
+    def reply(values: Any) -> tuple[int, Mapping[str, str], Any]:
+        message = {"role": "assistant", "content": json.dumps(values)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m"}
+        return 200, {}, {**body, "choices": [choice], "usage": usage}
+
+
+class _ChatHandler(BaseHTTPRequestHandler):
+    server: ChatServer
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.server.requests.append(json.loads(self.rfile.read(length)))
+        place = min(len(self.server.requests), len(self.server.answers)) - 1
+        status, headers, body = self.server.answers[place]
+        raw = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Stay quiet."""
+
+
+@pytest.fixture
+def chat_server() -> Iterator[ChatServer]:
+    with ChatServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from amem_dspy import AgenticMemory, EvolutionPolicy, InstructorAdapter
 from amem_dspy.embedded import serve
+from amem_dspy.errors import ModelError
 
 pytestmark = pytest.mark.embedded
 
@@ -62,6 +63,6 @@ async def test_async_calls_run_over_http(url: str) -> None:
 def test_server_that_is_gone_is_an_error_of_the_model(tmp_path: Path, embedder: Any) -> None:
     lm = hosted("http://127.0.0.1:9/v1", num_retries=0)
     memory = AgenticMemory(tmp_path, lm=lm, embedder=embedder)
-    with pytest.raises(dspy.LMError):
+    with pytest.raises(ModelError):
         memory.add("Mina booked a pottery weekend in May.")
     assert memory.count() == 0

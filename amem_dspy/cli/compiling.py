@@ -87,7 +87,7 @@ def run(study: Study, out: Path, say: Say) -> Result:
         say: Gets lines of progress.
 
     Raises:
-        dspy.LMError: The model failed; nothing is saved.
+        ModelError: The model failed; nothing is saved.
     """
     started = time.perf_counter()
     search = compile_program(

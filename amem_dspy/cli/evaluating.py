@@ -76,7 +76,7 @@ def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
     Raises:
         DataError: There is no question to ask.
         InvalidInputError: `out` holds the results of something else.
-        dspy.LMError: The model is not there.
+        ModelError: The model is not there.
     """
     total = plan.questions()
     if not total:

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 
 from amem_dspy.cli.output import visible
 from amem_dspy.errors import (
     AmemError,
     EmbedderMismatchError,
+    ModelAccessError,
+    ModelError,
+    ModelUnreachableError,
     NoteNotFoundError,
+    RequestRefusedError,
     SourceConflictError,
 )
+from amem_dspy.redaction import redacted
 
-_LONGEST = 600
-_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
-_SECRETS = (
-    re.compile(r"\b(sk|pk|gsk|hf|xai|ghp)[-_][\w*.-]{4,}"),
-    re.compile(r"(?i)\bbearer\s+\S+"),
-    re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
-    re.compile(r"(?i)(?<=api[-_]key=)[^\s&'\"]+"),
-)
-_KEY = (
-    "set the provider's key in its environment variable (such as OPENAI_API_KEY), "
-    "or choose another model with --lm"
-)
-_SERVER = "is the server running? --api-base says where it is, --lm which model"
-_NAME = "--lm takes a name with its provider, such as openai/gpt-4o-mini"
-_ADVICE = {
-    "LMAuthError": _KEY,
-    "LMNotConfiguredError": _KEY,
-    "LMTransportError": _SERVER,
-    "LMTimeoutError": _SERVER,
-    "LMUnsupportedModelError": _NAME,
+_LONGEST = 800
+_OPTIONS: dict[type[ModelError], str] = {
+    ModelAccessError: "--lm chooses another model",
+    ModelUnreachableError: "--api-base says where the model's server is, --lm which model",
+    RequestRefusedError: "--lm chooses the model",
 }
 
 
@@ -50,10 +38,9 @@ def describe(error: BaseException, *, model: str) -> tuple[str, str]:
     """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", one_line(str(error) or "interrupted")
+    error = _as_ours(error, model)
     if isinstance(error, AmemError):
         return error.code, one_line(_for_the_shell(error))
-    if _is_lm_error(error):
-        return str(getattr(error, "code", None) or "lm_error"), one_line(_lm_line(error, model))
     if isinstance(error, OSError) and error.filename:
         return "file", one_line(f"{error.filename}: {error.strerror}")
     return "internal", one_line(f"{type(error).__name__}: {error} (--debug shows where)")
@@ -63,16 +50,6 @@ def one_line(message: str) -> str:
     """Return a message as one line without keys and control characters."""
     line = visible(redacted(message))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
-
-
-def redacted(text: str) -> str:
-    """Return a text without the keys of the environment and without what looks like one."""
-    for name, value in os.environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= 6:
-            text = text.replace(value, "***")
-    for pattern in _SECRETS:
-        text = pattern.sub("***", text)
-    return text
 
 
 def _for_the_shell(error: AmemError) -> str:
@@ -88,22 +65,18 @@ def _for_the_shell(error: AmemError) -> str:
         (name, size), (other, other_size) = error.expected, error.got
         return (
             f"the store was made with the embedder {name} ({size} dimensions), not with {other} "
-            f"({other_size}); open it with --embedder {name}"
+            f"({other_size}); open it with --embedder {name}, or embed it anew with {other}: "
+            "amem reindex"
         )
-    return str(error)
+    options = [words for kind, words in _OPTIONS.items() if isinstance(error, kind)]
+    return "; ".join([str(error), *options])
 
 
-def _is_lm_error(error: BaseException) -> bool:
+def _as_ours(error: BaseException, model: str) -> BaseException:
+    """Return one of our errors for one of DSPy's, which only a model's settings still raise."""
     dspy = sys.modules.get("dspy")
-    return dspy is not None and isinstance(error, dspy.LMError)
+    if dspy is None or isinstance(error, AmemError) or not isinstance(error, dspy.LMError):
+        return error
+    from amem_dspy.model_error import model_error
 
-
-def _lm_line(error: BaseException, model: str) -> str:
-    message = getattr(error, "message", None) or str(error)
-    name = getattr(error, "model", None) or model
-    advice = [_ADVICE[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _ADVICE]
-    advice += [] if "/" in name else [_NAME]
-    status = getattr(error, "status", None)
-    what = f"{type(error).__name__} {status}" if status else type(error).__name__
-    # The advice comes first: a provider's own words can be long.
-    return f"model {name}: {what}" + "".join(f"; {line}" for line in advice[:1]) + f" ({message})"
+    return model_error(error, model=model)

@@ -225,7 +225,7 @@ def test_evaluate_counts_failures_apart_from_zeros(
     lines = Path("r/records.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["locomo_f1"] for record in records] == [None, 0.0, 0.0]
-    assert records[0]["error"].startswith("LMTransportError")
+    assert records[0]["error"].startswith("ModelUnreachableError")
     assert sum(row["n"] for row in summary["rows"] if row["label"] == "micro 1-4") == 2
 
 

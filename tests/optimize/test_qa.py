@@ -17,7 +17,7 @@ import pytest
 from dspy.lm15 import AuthError
 
 from amem_dspy import EvolutionPolicy, InstructorAdapter, MemoryProgram
-from amem_dspy.errors import DataError, InvalidInputError
+from amem_dspy.errors import DataError, InvalidInputError, ModelError
 from amem_dspy.optimize import (
     CompileOptions,
     Conversation,
@@ -120,7 +120,7 @@ def test_half_built_memory_does_not_stay(
 
     lm, _ = make_lm(script)
     qa = ConversationQA(embedder=embedder, cache=tmp_path)
-    with using(lm), pytest.raises(dspy.LMError):
+    with using(lm), pytest.raises(ModelError):
         qa(**qa_examples(windows[:1])[0].inputs())
     assert list(tmp_path.iterdir()) == []
 
@@ -292,7 +292,7 @@ def test_dead_model_stops_before_anything_is_scored(
 ) -> None:
     lm, engine = make_lm([AuthError("wrong key")])
     split = Split(tuple(windows[:1]), tuple(windows[1:2]), ())
-    with using(lm), pytest.raises(dspy.LMError):
+    with using(lm), pytest.raises(ModelError):
         compile_program(ConversationQA(embedder=embedder), split, CompileOptions())
     assert len(engine.requests) <= 5
 
@@ -323,7 +323,7 @@ def test_model_that_dies_ends_the_evaluation(
     windows: list[Conversation], make_lm: Any, using: Any, embedder: Any
 ) -> None:
     lm, _ = make_lm(lambda s, p: AuthError("gone") if s == "RewriteQuery" else PLAIN[s])
-    with using(lm), pytest.raises(dspy.LMError):
+    with using(lm), pytest.raises(ModelError):
         evaluate(ConversationQA(embedder=embedder), windows[:1])
 
 
