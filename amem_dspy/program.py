@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+import uuid
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import dspy
-from pydantic import ValidationError
 
-from amem_dspy.errors import ConfigError
-from amem_dspy.output import output_model
+from amem_dspy.errors import ConfigError, InvalidInputError
+from amem_dspy.program_state import FORMAT_VERSION, own_state, provenance_of, read_state
 from amem_dspy.signatures import (
     AnswerQuestion,
     ConstructNote,
@@ -22,7 +21,16 @@ from amem_dspy.signatures import (
     UpdateNeighbours,
 )
 
-MAX_DEMOS = 200
+
+class StepPredict(dspy.Predict):
+    """A predictor whose model is never saved, in whatever module and form it is saved."""
+
+    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
+        """Return DSPy's state; a model set on the predictor stays out of it."""
+        # Not even asked for its state: a model with an engine of its own refuses to give one.
+        bare = copy.copy(self)
+        bare.lm = None
+        return dict(dspy.Predict.dump_state(bare, json_mode=json_mode))
 
 
 class MemoryProgram(dspy.Module):
@@ -34,120 +42,103 @@ class MemoryProgram(dspy.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.construct_note = dspy.Predict(ConstructNote)
-        self.decide_links = dspy.Predict(DecideLinks)
-        self.update_neighbours = dspy.Predict(UpdateNeighbours)
-        self.rewrite_query = dspy.Predict(RewriteQuery)
-        self.answer_question = dspy.Predict(AnswerQuestion)
+        self.construct_note = StepPredict(ConstructNote)
+        self.decide_links = StepPredict(DecideLinks)
+        self.update_neighbours = StepPredict(UpdateNeighbours)
+        self.rewrite_query = StepPredict(RewriteQuery)
+        self.answer_question = StepPredict(AnswerQuestion)
         self.provenance: dict[str, Any] = {}
 
-    def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """Return DSPy's state of the predictors; a model set on one stays out of it."""
-        state = {}
+    def load_state(self, state: dict[str, Any], *, allow_unsafe_lm_state: bool = False) -> None:
+        """Load DSPy's state, all of it or nothing.
+
+        Args:
+            state: What `dump_state` returned.
+            allow_unsafe_lm_state: Take over the models in it, with their addresses; else they are
+                ignored. Only for a state whose origin you trust: it sees all prompts.
+
+        Raises:
+            InvalidInputError: It does not fit the signatures, or holds a key; the message names the
+                predictor.
+        """
+        wanted = {}
         for name, predictor in self.named_parameters():
-            # Not even asked for its state: a model with an engine of its own refuses to give one.
-            bare = copy.copy(predictor)
-            bare.lm = None
-            state[name] = bare.dump_state(json_mode=json_mode)
-        return state
-
-    def load_state(self, state: dict[str, Any], **options: Any) -> None:
-        """Load DSPy's state, all of it or nothing; models and settings of calls are ignored.
-
-        Raises:
-            ValueError: It does not fit the signatures; the message names the predictor.
-        """
-        wanted = {
-            name: _own_state(name, predictor.signature, state[name])
-            for name, predictor in self.named_parameters()
-        }
-        super().load_state(wanted, **options)
-
-    def save(self, path: str | PathLike[str], *args: Any, **options: Any) -> None:
-        """Save as DSPy's JSON state, with `provenance` under `metadata`."""
-        super().save(path, *args, **options)
-        if Path(path).suffix == ".json":
-            state = json.loads(Path(path).read_text(encoding="utf-8"))
-            state["metadata"] |= self.provenance
-            text = json.dumps(state, ensure_ascii=False, indent=2)
-            Path(path).write_text(text + "\n", encoding="utf-8")
-
-    def load(self, path: str | PathLike[str], *args: Any, **options: Any) -> None:
-        """Load what `save` wrote.
-
-        Raises:
-            ConfigError: The file is not a memory program; `self` is unchanged.
-        """
+            if name not in state:
+                raise InvalidInputError(f"the predictor {name} is missing")
+            wanted[name] = own_state(name, predictor.signature, state[name])
+            if allow_unsafe_lm_state:
+                wanted[name]["lm"] = state[name].get("lm")
         try:
-            super().load(path, *args, **options)
-            provenance = _provenance(Path(path))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # DSPy tries it on a copy first.
+            super().load_state(wanted, allow_unsafe_lm_state=allow_unsafe_lm_state)
+        except Exception as error:
+            raise InvalidInputError(
+                f"DSPy cannot load it ({type(error).__name__}: {error})"
+            ) from error
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        save_program: bool = False,
+        modules_to_serialize: list[Any] | None = None,
+    ) -> None:
+        """Save as DSPy's JSON state, with `provenance` under `metadata`; a file there is replaced.
+
+        Raises:
+            ConfigError: Another form is asked for: pickles run code when they are read, and hold
+                the keys of the models. Or the file cannot be written.
+        """
+        path = Path(path)
+        if save_program or modules_to_serialize or path.suffix != ".json":
+            raise ConfigError(f"{path}: programs are saved as JSON alone: save('program.json')")
+        # Another name first: a stop in the middle must not leave half a program.
+        work = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:8]}.json")
+        try:
+            super().save(work)
+            state = json.loads(work.read_text(encoding="utf-8"))
+            about_file = {**state["metadata"], "format_version": FORMAT_VERSION}
+            state["metadata"] = self.provenance | about_file
+            text = json.dumps(state, ensure_ascii=False, indent=2)
+            work.write_text(text + "\n", encoding="utf-8")
+            work.replace(path)
+        except (OSError, RuntimeError) as error:
+            cause = error.__context__ or error
+            raise ConfigError(f"{path} cannot be written: {cause}") from error
+        finally:
+            work.unlink(missing_ok=True)
+
+    def load(
+        self,
+        path: str | PathLike[str],
+        allow_pickle: bool = False,
+        allow_unsafe_lm_state: bool = False,
+    ) -> None:
+        """Load what `save` wrote, all of it or nothing.
+
+        Args:
+            path: A JSON file.
+            allow_pickle: As in DSPy; a pickle is refused all the same, and never opened.
+            allow_unsafe_lm_state: As in `load_state`.
+
+        Raises:
+            ConfigError: The file is not a memory program, or one of a newer format; `self` is
+                unchanged.
+        """
+        path = Path(path)
+        try:
+            state = read_state(path)
+            provenance = provenance_of(state)
+            self.load_state(state, allow_unsafe_lm_state=allow_unsafe_lm_state)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            known = isinstance(error, InvalidInputError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
             raise ConfigError(
-                f"{path} is not a saved memory program ({type(error).__name__}: {error}); "
+                f"{path} is not a saved memory program ({reason}); "
                 "make one with `amem compile` or MemoryProgram().save(path)"
             ) from error
         self.provenance = provenance
-
-
-def _provenance(path: Path) -> dict[str, Any]:
-    if path.suffix != ".json":
-        return {}
-    metadata = json.loads(path.read_text(encoding="utf-8"))["metadata"]
-    return {key: value for key, value in metadata.items() if key != "dependency_versions"}
-
-
-def _own_state(
-    name: str, signature: type[dspy.Signature], state: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what of a predictor's state is loaded.
-
-    DSPy sets every key of the state as an attribute: a `config` could send prompts elsewhere.
-    """
-    if len(state["demos"]) > MAX_DEMOS:
-        raise ValueError(f"{name} has {len(state['demos'])} demos; at most {MAX_DEMOS} fit")
-    return {
-        "lm": None,
-        "traces": [],
-        "train": [],
-        "demos": [_checked_demo(name, signature, demo) for demo in state["demos"]],
-        "signature": {
-            "instructions": str(state["signature"]["instructions"]),
-            "fields": _ordered_fields(name, signature, state["signature"]["fields"]),
-        },
-    }
-
-
-def _ordered_fields(
-    name: str, signature: type[dspy.Signature], saved: Sequence[Mapping[str, str]]
-) -> list[Mapping[str, str]]:
-    """Return the saved fields in the signature's order; DSPy matches them by position alone."""
-    prefixes = [info.json_schema_extra["prefix"] for info in signature.fields.values()]
-    if len(saved) != len(prefixes):
-        raise ValueError(f"{name} has {len(prefixes)} fields, the file {len(saved)}")
-    by_prefix = {field["prefix"]: field for field in saved}
-    # An optimiser may write other prefixes; then the position is all there is.
-    same = by_prefix.keys() == set(prefixes)
-    return [by_prefix[prefix] for prefix in prefixes] if same else list(saved)
-
-
-def _checked_demo(
-    name: str, signature: type[dspy.Signature], demo: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a demo with its outputs as the signature types them.
-
-    A demo without any of the outputs is left alone: DSPy's labelled demos are such, and the
-    adapter shows none of them.
-    """
-    given = {field: demo[field] for field in signature.output_fields if field in demo}
-    if not given:
-        return dict(demo)
-    try:
-        made = output_model(signature).model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"a demo of {name}: {where}: {first['msg']}") from error
-    return {**demo, **made.model_dump(mode="json")}
 
 
 STARTER = "starter"
