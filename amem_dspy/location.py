@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ import lancedb
 import pyarrow as pa
 from lancedb.index import FTS
 
-from amem_dspy.errors import AmemError, EmbedderMismatchError, StoreError
+from amem_dspy.damage import half_made, is_disk_error, translated
+from amem_dspy.errors import AmemError, EmbedderMismatchError, StoreError, StoreVersionError
 from amem_dspy.query import STOP_WORDS
 from amem_dspy.schema import SCHEMA_VERSION, embedder_of
 
@@ -25,6 +27,9 @@ LOCK_FILE = ".lock"
 LOCK_SECONDS = 120.0
 LOCK_POLL_SECONDS = 0.005
 READ_TRIES = 6
+
+# The process whose LanceDB runs: its threads and locks do not come along in a fork.
+_used_by: int | None = None
 
 _INDICES = {
     "text_stemmed": FTS(language="English", custom_stop_words=STOP_WORDS),
@@ -51,6 +56,11 @@ class Location:
         self.uri = address if self._folder is None else str(self._folder)
         self._storage_options = dict(storage_options) if storage_options else None
         self._writing = threading.Lock()
+
+    @property
+    def folder(self) -> Path | None:
+        """The store's folder; None for an object store."""
+        return self._folder
 
     @property
     def has_lock(self) -> bool:
@@ -94,10 +104,10 @@ class Location:
             yield
         except AmemError:
             raise
-        except (OSError, RuntimeError, ValueError) as exc:
-            raise StoreError(
-                f"the store {self.uri} cannot be read or written: {exc}", path=self.uri
-            ) from exc
+        except Exception as exc:
+            if not is_disk_error(exc):
+                raise
+            raise translated(exc, uri=self.uri, folder=self._folder) from exc
 
     def open(self, schema: pa.Schema) -> Any:
         """Open the table, or create it with this schema where there is none.
@@ -118,7 +128,7 @@ class Location:
             complete = retried(lambda: _has_indices(table))
         if not complete:
             with self.exclusive(), self.disk():
-                _create_indices(table)
+                create_indices(table)
         return table
 
     def overwrite(self, schema: pa.Schema, rows: pa.RecordBatchReader) -> Any:
@@ -127,11 +137,18 @@ class Location:
         Readers of older versions go on. To be called inside `exclusive` and `disk`.
         """
         table = self.connect().create_table(TABLE, data=rows, schema=schema, mode="overwrite")
-        _create_indices(table)
+        create_indices(table)
         return table
 
     def connect(self) -> Any:
-        """Return the LanceDB database that holds the table."""
+        """Return the LanceDB database that holds the table.
+
+        Raises:
+            StoreError: This process was forked from one that uses a store.
+        """
+        global _used_by
+        self.check_process()
+        _used_by = os.getpid()
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         return lancedb.connect(
@@ -141,44 +158,52 @@ class Location:
             read_consistency_interval=timedelta(0),
         )
 
+    def check_process(self) -> None:
+        """Check that this process may use LanceDB.
+
+        Raises:
+            StoreError: It was forked from one that uses a store.
+        """
+        if _used_by not in (None, os.getpid()):
+            raise StoreError(
+                f"the store {self.uri} cannot be used here: this process was forked from one that "
+                "uses a store, and LanceDB hangs or crashes then. Start processes with "
+                'multiprocessing.get_context("spawn") or "forkserver"',
+                path=self.uri,
+            )
+
     def _find(self, database: Any) -> Any:
         """Return the table, or None where there is none or it is being created."""
-        table = _open_if_there(database)
+        table = open_if_there(database)
         if table is None and self._has(f"{TABLE}.lance") and not self._has(LOCK_FILE):
             # Whoever creates a table holds the lock, so this one is damaged.
-            raise StoreError(self._damaged(), path=self.uri)
+            raise half_made(Path(self.uri, f"{TABLE}.lance"))
         return table
 
     def _find_or_create(self, database: Any, schema: pa.Schema) -> Any:
-        table = _open_if_there(database)
+        table = open_if_there(database)
         if table is not None:
             return table
         if self._has(f"{TABLE}.lance"):
-            raise StoreError(self._damaged(), path=self.uri)
+            raise half_made(Path(self.uri, f"{TABLE}.lance"))
         return database.create_table(TABLE, schema=schema, exist_ok=True)
 
     def _has(self, name: str) -> bool:
         return self._folder is not None and (self._folder / name).exists()
-
-    def _damaged(self) -> str:
-        return (
-            f"the store {self.uri} holds a folder {TABLE}.lance that is no readable table; nothing "
-            "was changed: restore it from a copy, or move it away to start an empty store"
-        )
 
     def check_made_for(self, schema: pa.Schema, table: Any) -> None:
         """Check that a table was made by this version of the program and for the schema's embedder.
 
         Raises:
             EmbedderMismatchError: The table's metadata names another embedder than the schema's.
-            StoreError: Another version of the program made the table.
+            StoreVersionError: Another version of the program made the table.
         """
         with self.disk():
             made: pa.Schema = retried(lambda: table.schema)
         found: Mapping[bytes, bytes] = made.metadata or {}
         version = found.get(b"schema_version", b"none").decode()
         if version != str(SCHEMA_VERSION):
-            raise StoreError(
+            raise StoreVersionError(
                 f"the store {self.uri} has schema version {version}, this program reads "
                 f"{SCHEMA_VERSION}; install the amem-dspy that wrote it",
                 path=self.uri,
@@ -199,9 +224,10 @@ def retried(read: Callable[[], T]) -> T:
     return read()
 
 
-def _open_if_there(database: Any) -> Any:
+def open_if_there(database: Any, name: str = TABLE) -> Any:
+    """Return a table, or None where there is none or it is half made."""
     try:
-        return database.open_table(TABLE)
+        return database.open_table(name)
     except ValueError as exc:
         if "was not found" in str(exc):
             return None
@@ -213,7 +239,8 @@ def _has_indices(table: Any) -> bool:
     return indexed >= _INDICES.keys()
 
 
-def _create_indices(table: Any) -> None:
+def create_indices(table: Any) -> None:
+    """Make the search indices where one of them is missing."""
     if not _has_indices(table):
         for column, config in _INDICES.items():
             table.create_index(column, config=config)
