@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amem_dspy.errors import ConflictError, SourceConflictError
+from amem_dspy.errors import ConflictError, InvalidInputError, SourceConflictError
 from amem_dspy.query import condition
 from amem_dspy.schema import ROW_COLUMNS, Row, to_arrow, to_rows
 
@@ -58,35 +59,58 @@ def arrivals(table: Any, user: str) -> dict[str, int]:
     return dict(zip(held["id"].to_pylist(), held["arrival"].to_pylist(), strict=True))
 
 
-def compare(
-    table: Any,
-    user: str,
-    *,
-    expected: Mapping[str, int],
-    new: Collection[str],
-    sources: Mapping[str, str],
-) -> None:
+@dataclass
+class Keys:
+    """What must be unique among the rows of one bulk write, gathered while they pass.
+
+    Attributes:
+        ids: Of all rows.
+        sources: The note that shall hold each source.
+        places: The note that shall stand at each position of a thread.
+    """
+
+    ids: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    places: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Gather the keys of some rows."""
+        for note in (row.note for row in rows):
+            self.ids.append(note.id)
+            if note.source is not None:
+                self.sources[note.source] = note.id
+            if note.thread is not None and note.position is not None:
+                self.places[note.thread, note.position] = note.id
+
+
+def compare(table: Any, user: str, keys: Keys, *, expected: Mapping[str, int]) -> None:
     """Compare what the caller of a bulk write read with what is stored now.
 
     Raises:
         SourceConflictError: A source is held by another note.
-        ConflictError: A note changed, vanished, or a new id is taken.
+        ConflictError: A note changed or vanished, or a new id or a place in a thread is taken.
+        InvalidInputError: The same id twice.
     """
-    held = table.search().select(["id", "user", "revision", "source"]).to_arrow()
-    taken = held.filter(pc.is_in(held["id"], pa.array(new, pa.string())))["id"].to_pylist()
-    own = held.filter(pc.equal(held["user"], user))
-    revisions = dict(zip(own["id"].to_pylist(), own["revision"].to_pylist(), strict=True))
-    changed = [key for key, revision in expected.items() if revisions.get(key) != revision]
-    if taken or changed:
-        raise ConflictError([*taken, *changed])
-    for note_id, source in zip(own["id"].to_pylist(), own["source"].to_pylist(), strict=True):
-        if source is not None and sources.get(source, note_id) != note_id:
-            raise SourceConflictError(source, note_id=note_id)
+    if len(set(keys.ids)) < len(keys.ids):
+        raise InvalidInputError("the same id twice in one commit")
+    known = ["id", "user", "revision", "source", "thread", "position"]
+    held = table.search().select(known).to_arrow()
+    own = held.filter(pc.equal(held["user"], user)).to_pylist()
+    revisions = {note["id"]: note["revision"] for note in own}
+    new = pa.array([key for key in keys.ids if key not in expected], pa.string())
+    wrong = held.filter(pc.is_in(held["id"], new))["id"].to_pylist()
+    wrong += [key for key, revision in expected.items() if revisions.get(key) != revision]
+    for note in own:
+        if keys.sources.get(note["source"], note["id"]) != note["id"]:
+            raise SourceConflictError(note["source"], note_id=note["id"])
+        if keys.places.get((note["thread"], note["position"]), note["id"]) != note["id"]:
+            wrong.append(note["id"])
+    if wrong:
+        raise ConflictError(wrong)
 
 
-def foreign_ids(table: Any, user: str, ids: Collection[str]) -> list[str]:
-    """Return those of the ids that belong to other users."""
+def owners(table: Any, ids: Collection[str]) -> dict[str, str]:
+    """Return the user of each of the ids that is taken."""
     held = table.search().select(["id", "user"]).to_arrow()
-    others = held.filter(pc.not_equal(held["user"], user))["id"]
-    found: list[str] = others.filter(pc.is_in(others, pa.array(ids, pa.string()))).to_pylist()
-    return found
+    found = held.filter(pc.is_in(held["id"], pa.array(ids, pa.string())))
+    return dict(zip(found["id"].to_pylist(), found["user"].to_pylist(), strict=True))

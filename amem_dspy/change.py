@@ -22,6 +22,10 @@ class Stored(NamedTuple):
     user: str
     revision: int
     arrival: int
+    content: str
+    context: str
+    keywords: list[str]
+    tags: list[str]
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,11 @@ class Change:
 
     def _unchanged(self, note_id: str, stored: Mapping[str, Stored]) -> bool:
         now = stored.get(note_id)
-        return now is not None and now.user == self.user and now.revision == self.expected[note_id]
+        if now is None or now.user != self.user or now.revision != self.expected[note_id]:
+            return False
+        # A note deleted and added again under its source counts from 0 again.
+        row = next((row for row in self.rows if row.note.id == note_id), None)
+        return row is None or _replaces(row.note, now)
 
     def placed(self, next_positions: Mapping[str, int]) -> tuple[Row, ...]:
         """Return the rows with positions for new notes, counted on from the next free ones."""
@@ -123,6 +131,16 @@ class Change:
         if thread is not None and position is not None:
             free[thread] = position + 1
         return replace(row, note=row.note.model_copy(update={"position": position}))
+
+
+def _replaces(note: Note, now: Stored) -> bool:
+    """Return whether a note's newest revision, if it has one, records what is stored now."""
+    if not note.history:
+        return True
+    last = note.history[-1]
+    content = note.content if last.content is None else last.content
+    recorded = (content, last.context, list(last.keywords), list(last.tags))
+    return recorded == (now.content, now.context, now.keywords, now.tags)
 
 
 def check_vector(vector: NDArray[np.float32], dimension: int, *, name: str) -> None:

@@ -85,8 +85,10 @@ def quote(value: str) -> str:
     """Return a value as an SQL string literal.
 
     Raises:
-        InvalidInputError: The value holds a NUL or half a surrogate pair.
+        InvalidInputError: The value is no text, or holds a NUL or half a surrogate pair.
     """
+    if not isinstance(value, str):
+        raise InvalidInputError(f"ids, names and tags are texts; got {value!r:.120}")
     if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidInputError(
             f"{value!r} holds a NUL or a lone surrogate, which cannot be stored; remove it"
@@ -161,27 +163,29 @@ def ngram_text(text: str) -> str:
     return " ".join(_RUN.findall(_normalise(text)))
 
 
-def text_query(query: str) -> BooleanQuery | None:
-    """Return the full-text query, or None where nothing in it can be searched.
+def query_texts(query: str) -> dict[str, str]:
+    """Return what of a query is looked for in which index; only what can be searched.
 
-    Any of the terms may match. Only the first `MAX_QUERY_CHARS` characters count.
+    Only the first `MAX_QUERY_CHARS` characters count.
     """
     text = _normalise(query[:MAX_QUERY_CHARS])
     parts = {
         "text_stemmed": _spell_symbols(_CHARACTER.sub(r" \1 ", _RUN.sub(" ", text))),
         "text_ngram": " ".join(_RUN.findall(text)),
     }
+    return {column: part for column, part in parts.items() if any(char.isalnum() for char in part)}
+
+
+def text_query(parts: Mapping[str, str]) -> BooleanQuery:
+    """Return the full-text query for the texts of `query_texts`; any of the terms may match."""
     # mypy does not see the defaults of LanceDB's pydantic dataclasses.
     match: Any = MatchQuery
-    matches = [
-        (Occur.SHOULD, match(part, column))
-        for column, part in parts.items()
-        if any(char.isalnum() for char in part)
-    ]
-    return BooleanQuery(matches) if matches else None
+    return BooleanQuery([(Occur.SHOULD, match(part, column)) for column, part in parts.items()])
 
 
 def _normalise(text: str) -> str:
+    if text.isascii():
+        return text
     whole = text.encode("utf-8", "replace").decode("utf-8")
     shown = "".join(char for char in whole if unicodedata.category(char) != "Cf")
     return unicodedata.normalize("NFKC", shown)

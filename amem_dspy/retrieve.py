@@ -56,6 +56,8 @@ class Retriever:
 
     def search(self, query: Query) -> list[Hit]:
         """Return the hits, best first; scores fall, ties by id."""
+        # Before an embedder is loaded that the store was not made with.
+        self.store.open()
         hits = self._direct(query)
         if query.expand:
             hits = self._expanded(hits, query)

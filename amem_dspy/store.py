@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, TypeVar
 
@@ -19,12 +19,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from amem_dspy.bulk import arrivals, compare, foreign_ids, ordered_rows, spooled
+from amem_dspy import bm25
+from amem_dspy.aside import put_aside
+from amem_dspy.bulk import Keys, arrivals, compare, ordered_rows, owners, spooled
 from amem_dspy.change import Change, Stored, check_vector
 from amem_dspy.errors import ConflictError, InvalidInputError, StoreError
 from amem_dspy.location import Location, retried
 from amem_dspy.note import Note
-from amem_dspy.query import EVERYTHING, NoteFilter, condition, one_of, quote, text_query
+from amem_dspy.query import (
+    EVERYTHING,
+    NoteFilter,
+    condition,
+    one_of,
+    query_texts,
+    quote,
+    text_query,
+)
+from amem_dspy.reindex import drop_stage
 from amem_dspy.schema import (
     NOTE_COLUMNS,
     ROW_COLUMNS,
@@ -42,6 +53,9 @@ __all__ = ["NoteFilter", "NoteStore", "Row"]
 OPTIMIZE_EVERY = 16
 OPTIMIZE_ROWS = 1_000
 TIE_MARGIN = 16
+# Notes that match a text, weighed anew: enough for the best of them to be among them.
+TEXT_POOL = 400
+TOKENS: dict[str, bm25.Tokens] = {"text_stemmed": bm25.words, "text_ngram": bm25.grams}
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -56,6 +70,9 @@ class NoteStore:
 
     Each method raises `StoreError` where the files are damaged or out of reach, and
     `EmbedderMismatchError` where the store was made with another embedder.
+
+    Attributes:
+        location: The address, its lock, and the database that holds the table.
 
     Args:
         uri: A folder (`~` expands, parents are created), or an address of an object store.
@@ -74,7 +91,7 @@ class NoteStore:
         storage_options: Mapping[str, str] | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._location = Location(os.fspath(uri), storage_options)
+        self.location = Location(os.fspath(uri), storage_options)
         self._embedder = (embedder_id, dimension)
         self._schema = note_schema(embedder_id, dimension)
         self._clock_ns = clock_ns
@@ -122,8 +139,17 @@ class NoteStore:
 
     def find_source(self, user: str, source: str) -> Note | None:
         """Return the user's note with this idempotency key."""
-        where = condition(user, EVERYTHING, one_of("source", [source]))
-        return next(iter(to_notes(self._select(where, NOTE_COLUMNS))), None)
+        return self.find_sources(user, [source]).get(source)
+
+    def find_sources(self, user: str, sources: Sequence[str]) -> dict[str, Note]:
+        """Return the user's notes with these idempotency keys, by key."""
+        where = condition(user, EVERYTHING, one_of("source", sources))
+        found = to_notes(self._select(where, NOTE_COLUMNS))
+        return {note.source: note for note in found if note.source is not None}
+
+    def owners(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the user of each of the ids that is taken; ids are the table's key."""
+        return self._read(lambda table: owners(table, ids))
 
     def notes(
         self, user: str, *, filter: NoteFilter = EVERYTHING, limit: int | None = None
@@ -201,21 +227,29 @@ class NoteStore:
         """Return the k notes that match a text's terms best; any text is safe.
 
         Returns:
-            Rows with their BM25 score (0 or more, unbounded), falling; ties by id. Empty where the
-            text has no searchable term (punctuation, emoji, stop words).
+            Rows with their BM25 score (0 or more, unbounded), falling; ties by id. Words are
+            weighed by the user's notes that pass the filter, and those by the `TEXT_POOL` that
+            match best. Empty where the text has no searchable term (punctuation, emoji, stop
+            words).
         """
-        where = condition(user, filter)
-        terms = text_query(query)
-
-        def matching(table: Any, size: int) -> list[tuple[str, float]]:
-            search = table.search(terms, query_type="fts").where(where, prefilter=True)
-            found = search.limit(size).select(["id", "_score"]).to_arrow().to_pylist()
-            return [(hit["id"], float(hit["_score"])) for hit in found]
-
-        if terms is None:
-            _check_count("k", k)
+        _check_count("k", k)
+        parts = query_texts(query)
+        if k == 0 or not parts:
             return []
-        return self._ranked(user, k, matching)
+        where, size = condition(user, filter), max(TEXT_POOL, 4 * k)
+
+        def matching(table: Any) -> tuple[pa.Table, int]:
+            search = table.search(text_query(parts), query_type="fts").where(where, prefilter=True)
+            found = search.limit(size).select(["id", "_score", *TOKENS]).to_arrow()
+            return found, int(table.count_rows(where))
+
+        found, total = self._read(matching)
+        columns = (
+            bm25.scores(part, found[column].to_pylist(), total, TOKENS[column])
+            for column, part in parts.items()
+        )
+        scored = zip(found["id"].to_pylist(), bm25.summed(columns), strict=True)
+        return self._with_rows(user, sorted(scored, key=lambda hit: (-hit[1], hit[0]))[:k])
 
     def _ranked(
         self, user: str, k: int, search: Callable[[Any, int], list[tuple[str, float]]]
@@ -223,7 +257,11 @@ class NoteStore:
         _check_count("k", k)
         if k == 0:
             return []
-        best = self._read(lambda table: _without_tie_at_the_end(table, k, search))
+        return self._with_rows(
+            user, self._read(lambda table: _without_tie_at_the_end(table, k, search))
+        )
+
+    def _with_rows(self, user: str, best: Sequence[tuple[str, float]]) -> list[tuple[Row, float]]:
         rows = self.rows(user, [note_id for note_id, _ in best])
         return [(rows[note_id], score) for note_id, score in best if note_id in rows]
 
@@ -270,17 +308,11 @@ class NoteStore:
             size: Most rows at a time; only these are in memory, beside the ids of all.
         """
         self._table()
-        with pinned(self._location) as table, self._location.disk():
+        with pinned(self.location) as table, self.location.disk():
             yield from ordered_rows(table, user, size)
 
     def load(
-        self,
-        user: str,
-        batches: Iterable[Sequence[Row]],
-        *,
-        expected: Mapping[str, int],
-        new: Collection[str],
-        sources: Mapping[str, str],
+        self, user: str, batches: Iterable[Sequence[Row]], *, expected: Mapping[str, int]
     ) -> None:
         """Write many rows of one user in one commit, in flat memory: all of it or nothing.
 
@@ -290,21 +322,25 @@ class NoteStore:
             user: Whose notes.
             batches: The rows; positions are taken as they are.
             expected: The revision the caller read, for each existing note among the rows.
-            new: The ids of the others.
-            sources: The note that shall hold each source of the rows.
 
         Raises:
             SourceConflictError: Another note of the user holds a source; nothing was written.
-            ConflictError: A note changed or vanished, or a new id is taken; nothing was written.
+            ConflictError: A note changed or vanished, or a new id or a place in a thread is taken;
+                nothing was written.
         """
-        with self._spooled(user, batches) as rows, self._writing() as table:
-            compare(table, user, expected=expected, new=new, sources=sources)
-            merge = table.merge_insert("id").when_matched_update_all()
-            result = merge.when_not_matched_insert_all().execute(rows)
-        self._maintain(int(result.version), result.num_rows)
+        keys = Keys()
+        with self._spooled(user, batches, keys) as rows, self._writing() as table:
+            compare(table, user, keys, expected=expected)
+            if not expected and self.location.has_lock:
+                # A merge holds some 400 MB of rows, which have no counterpart here.
+                version = table.add(rows).version
+            else:
+                merge = table.merge_insert("id").when_matched_update_all()
+                version = merge.when_not_matched_insert_all().execute(rows).version
+        self._maintain(int(version), len(keys.ids))
 
     def replace(self, user: str, batches: Callable[[], Iterable[Sequence[Row]]]) -> None:
-        """Make the user's notes these and no others, in one commit and in flat memory.
+        """Make the user's notes these and no others, in one commit and in bounded memory.
 
         Args:
             user: Whose notes.
@@ -313,36 +349,34 @@ class NoteStore:
         Raises:
             ConflictError: An id belongs to another user; nothing was written.
         """
-        ids: list[str] = []
-
-        def noted() -> Iterator[Sequence[Row]]:
-            for rows in batches():
-                ids.extend(row.note.id for row in rows)
-                yield rows
-
-        with self._writing() as table, self._spooled(user, noted()) as rows:
-            if taken := foreign_ids(table, user, ids):
+        keys = Keys()
+        with self._writing() as table, self._spooled(user, batches(), keys) as rows:
+            held = owners(table, keys.ids)
+            if taken := [key for key, holder in held.items() if holder != user]:
                 raise ConflictError(taken)
             merge = table.merge_insert("id").when_matched_update_all()
             merge = merge.when_not_matched_insert_all()
             result = merge.when_not_matched_by_source_delete(condition(user)).execute(rows)
-        self._maintain(int(result.version), result.num_rows)
+        self._maintain(int(result.version), len(keys.ids))
 
     @contextmanager
     def _spooled(
-        self, user: str, batches: Iterable[Sequence[Row]]
+        self, user: str, batches: Iterable[Sequence[Row]], keys: Keys
     ) -> Iterator[pa.RecordBatchReader]:
         known = self._read(lambda table: arrivals(table, user))
 
         def arrival(note_id: str) -> int:
             return known[note_id] if note_id in known else self._arrive()
 
-        with spooled(self._checked(user, batches), self._schema, arrival) as rows:
+        with spooled(self._checked(user, batches, keys), self._schema, arrival) as rows:
             yield rows
 
-    def _checked(self, user: str, batches: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
+    def _checked(
+        self, user: str, batches: Iterable[Sequence[Row]], keys: Keys
+    ) -> Iterator[Sequence[Row]]:
         for rows in batches:
             Change(user, tuple(rows), (), {}).validate(self._embedder[1])
+            keys.take(rows)
             yield rows
 
     def delete_user(self, user: str, *, purge: bool = False) -> int:
@@ -353,29 +387,38 @@ class NoteStore:
             purge: Leave no trace of them in older versions either; the table is written anew.
 
         Raises:
-            StoreError: Somebody else's tag keeps an older version; nothing was deleted.
+            StoreError: Somebody else's tag keeps an older version, or a repair put parts of the
+                store aside; nothing was deleted.
         """
         where = condition(user)
         with self._writing() as table:
             if not purge:
                 return int(table.delete(where).num_deleted_rows)
+            if kept := put_aside(self.location.folder):
+                raise StoreError(
+                    f"a repair put parts of the store into {kept[0]}, which may hold notes of "
+                    f"{user!r}; delete that folder, and purge again",
+                    path=str(kept[0]),
+                )
             release_pins(table)
+            drop_stage(self.location)
             count = int(table.count_rows(where))
             others = table.search().where(f"NOT ({where})").to_batches()
-            clean(self._location.overwrite(self._schema, others), alone=self._location.has_lock)
+            clean(self.location.overwrite(self._schema, others), self.location)
+            drop_stage(self.location)
             return count
 
     def optimize(self) -> None:
         """Join small files, bring the indices up to date, and drop versions nobody reads."""
         with self._writing() as table:
-            clean(table, alone=self._location.has_lock)
+            clean(table, self.location)
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
         """Hold the store's lock, and give the table, made for this embedder even now."""
         table = self._table()
-        with self._location.exclusive(), self._location.disk():
-            self._location.check_made_for(self._schema, table)
+        with self.location.exclusive(), self.location.disk():
+            self.location.check_made_for(self._schema, table)
             yield table
 
     def _write(self, table: Any, change: Change) -> tuple[tuple[Row, ...], int]:
@@ -383,23 +426,27 @@ class NoteStore:
         change.compare(stored, self._holders(table, change))
         placed = change.placed(self._next_positions(table, change))
         arrivals = [
-            stored[row.note.id].arrival if row.note.id in stored else self._arrive()
+            stored[row.note.id].arrival if row.note.id in change.expected else self._arrive()
             for row in placed
         ]
         return placed, self._merge(table, change, to_arrow(placed, arrivals, self._schema))
 
     def _stored(self, table: Any, change: Change) -> dict[str, Stored]:
         # Ids are the table's key: a new one must be free under every user.
-        columns = ["id", "user", "revision", "arrival"]
+        columns = ["id", *Stored._fields]
         found = table.search().where(one_of("id", change.ids)).select(columns).to_arrow()
         return {hit.pop("id"): Stored(**hit) for hit in found.to_pylist()}
 
     def _holders(self, table: Any, change: Change) -> dict[str, str]:
+        if not change.sources:
+            return {}
         where = condition(change.user, EVERYTHING, one_of("source", change.sources))
         found = table.search().where(where).select(["id", "source"]).to_arrow()
         return {hit["source"]: hit["id"] for hit in found.to_pylist()}
 
     def _next_positions(self, table: Any, change: Change) -> dict[str, int]:
+        if not change.new_threads:
+            return {}
         where = condition(change.user, EVERYTHING, one_of("thread", change.new_threads))
         found = table.search().where(where).select(["thread", "position"]).to_arrow()
         last = found.group_by("thread").aggregate([("position", "max")]).to_pylist()
@@ -410,20 +457,26 @@ class NoteStore:
         return self._last_arrival
 
     def _merge(self, table: Any, change: Change, data: pa.Table) -> int:
-        guard = None if self._location.has_lock else _revision_guard(change)
+        guard = None if self.location.has_lock else _revision_guard(change)
         merge = table.merge_insert("id").when_matched_update_all(where=guard)
         merge = merge.when_not_matched_insert_all()
         if change.delete:
             gone = condition(change.user, EVERYTHING, one_of("id", change.delete))
             merge = merge.when_not_matched_by_source_delete(gone)
         result = merge.execute(data)
-        updates = len(change.rows) - len(change.new_ids)
-        if result.num_updated_rows != updates:
-            # Only where no lock reaches: new notes went in beside a row that another writer won.
-            if change.new_ids:
-                table.delete(condition(change.user, EVERYTHING, one_of("id", change.new_ids)))
-            raise ConflictError(list(change.expected))
+        done = (result.num_updated_rows, result.num_inserted_rows)
+        if done != (len(change.rows) - len(change.new_ids), len(change.new_ids)):
+            # Only where no lock reaches: another writer won a row or took a new id.
+            self._withdraw(table, change, data)
+            raise ConflictError(list(change.expected) or change.new_ids)
         return int(result.version)
+
+    def _withdraw(self, table: Any, change: Change, data: pa.Table) -> None:
+        """Delete the new notes of a commit that lost; one of the same id may be the winner's."""
+        if change.new_ids:
+            own = ", ".join(map(str, data["arrival"].to_pylist()))
+            new = one_of("id", change.new_ids)
+            table.delete(condition(change.user, EVERYTHING, new, f"arrival IN ({own})"))
 
     def _maintain(self, version: int, rows: int) -> None:
         # By the table's version, so that it also happens where each process makes one commit.
@@ -433,24 +486,30 @@ class NoteStore:
             self.optimize()
         except StoreError:
             # The commit itself is done; a caller that redid it would be wrong.
-            logger.warning("the store %s could not be compacted", self._location.uri, exc_info=True)
+            logger.warning("the store %s could not be compacted", self.location.uri, exc_info=True)
 
     def _select(self, where: str, columns: list[str]) -> pa.Table:
         return self._read(lambda table: table.search().where(where).select(columns).to_arrow())
 
     def _read(self, query: Callable[[Any], T]) -> T:
         table = self._table()
-        with self._location.disk():
-            return retried(lambda: query(table))
+        try:
+            with self.location.disk():
+                return retried(lambda: query(table))
+        finally:
+            # It may have been embedded anew while this was read.
+            self.location.check_made_for(self._schema, table)
 
     def _table(self) -> Any:
+        # Before the lock, which another thread may have held when this process was forked.
+        self.location.check_process()
         with self._opening:
             if self._handle is None:
-                self._handle = self._location.open(self._schema)
+                self._handle = self.location.open(self._schema)
                 return self._handle
             table = self._handle
         # Another process may have embedded the store anew since it was opened.
-        self._location.check_made_for(self._schema, table)
+        self.location.check_made_for(self._schema, table)
         return table
 
 

@@ -6,14 +6,18 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+
+import filelock
 
 from amem_dspy.errors import ReadOnlyStoreError, StoreError
 from amem_dspy.location import TABLE, Location
 
-# A tag keeps a version for a reader that is long under way; one that died keeps it no longer.
+# A tag keeps a version for a reader that is long under way; one that died keeps it no longer. On
+# a local folder the reader also holds a lock, which ends with its process; elsewhere time decides.
 PIN = "amem-pin-"
 PIN_SECONDS = 3600
 # Under the lock nobody writes, and who reads a dropped version reads again. Without one a writer
@@ -29,33 +33,36 @@ _log = logging.getLogger(__name__)
 def pinned(location: Location) -> Iterator[Any]:
     """Give the table as it stands now; clean-up leaves that version alone meanwhile."""
     pin = f"{PIN}{int(time.time())}-{uuid.uuid4().hex}"
-    try:
-        with location.exclusive(), location.disk():
-            table = location.connect().open_table(TABLE)
-            table.tags.create(pin, table.version)
-    except ReadOnlyStoreError:
-        # Nobody can clean up here, so nothing needs to be kept.
-        pin = ""
-    with location.disk():
-        still = location.connect().open_table(TABLE)
-        still.checkout(pin or still.version)
-    try:
-        yield still
-    finally:
-        if pin:
+    with ExitStack() as reading:
+        try:
             with location.exclusive(), location.disk():
-                _drop_tag(location.connect().open_table(TABLE), pin)
+                reading.enter_context(_alive(location, pin))
+                table = location.connect().open_table(TABLE)
+                table.tags.create(pin, table.version)
+        except ReadOnlyStoreError:
+            # Nobody can clean up here, so nothing needs to be kept.
+            pin = ""
+        with location.disk():
+            still = location.connect().open_table(TABLE)
+            still.checkout(pin or still.version)
+        try:
+            yield still
+        finally:
+            if pin:
+                with location.exclusive(), location.disk():
+                    _drop_tag(location.connect().open_table(TABLE), pin)
 
 
-def clean(table: Any, *, alone: bool) -> None:
+def clean(table: Any, location: Location) -> None:
     """Join small files, bring the indices up to date, and drop the versions nobody needs.
 
     Args:
-        table: The table; the store's lock is held where there is one.
-        alone: Nobody else can be writing.
+        table: The table.
+        location: Where it is; its lock is held where there is one.
     """
-    for name in _pins(table):
-        if _age(name) > PIN_SECONDS:
+    alone = location.has_lock
+    for name in {*_pins(table), *_marks(location)}:
+        if _is_left(location, name):
             _drop_tag(table, name)
     # LanceDB refuses to drop anything where a tag holds a version that is due.
     keep = KEEP_ALL if table.tags.list() else KEEP_ALONE if alone else KEEP_TOGETHER
@@ -81,6 +88,48 @@ def release_pins(table: Any) -> None:
 
 def _pins(table: Any) -> list[str]:
     return [name for name in table.tags.list() if name.startswith(PIN)]
+
+
+def _marks(location: Location) -> list[str]:
+    """Return the pins whose locks lie in the folder; one may have died before it made its tag."""
+    found = location.folder.glob(f".{PIN}*") if location.folder else ()
+    return [path.name.removeprefix(".") for path in found]
+
+
+def _reader(location: Location, pin: str) -> filelock.BaseFileLock | None:
+    """Return the lock that a reader holds while its pin is needed; an object store has none."""
+    return None if location.folder is None else filelock.FileLock(location.folder / f".{pin}")
+
+
+@contextmanager
+def _alive(location: Location, pin: str) -> Iterator[None]:
+    lock = _reader(location, pin)
+    if lock is None:
+        yield
+        return
+    lock.acquire(timeout=0)
+    try:
+        yield
+    finally:
+        _let_go(lock)
+
+
+def _is_left(location: Location, pin: str) -> bool:
+    """Return whether the reader that made a pin is gone without dropping it."""
+    lock = _reader(location, pin)
+    if lock is None:
+        return _age(pin) > PIN_SECONDS
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return False
+    _let_go(lock)
+    return True
+
+
+def _let_go(lock: filelock.BaseFileLock) -> None:
+    lock.release()
+    Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _age(pin: str) -> float:

@@ -21,6 +21,7 @@ from amem_dspy.query import (
     microseconds,
     ngram_text,
     one_of,
+    query_texts,
     quote,
     text_query,
     word_text,
@@ -90,11 +91,13 @@ def test_unspaced_scripts_go_to_both_columns() -> None:
 
 @given(st.text())
 def test_any_query_becomes_a_query_or_nothing(text: str) -> None:
-    assert (text_query(text) is None) or text.strip()
+    parts = query_texts(text)
+    assert not parts or text.strip()
+    text_query(parts)
 
 
 def test_queries_are_cut_at_their_limit() -> None:
-    assert text_query(" " * MAX_QUERY_CHARS + "word") is None
+    assert query_texts(" " * MAX_QUERY_CHARS + "word") == {}
 
 
 @pytest.mark.timeout(5)
