@@ -20,7 +20,7 @@ from amem_dspy.term import merge_terms, separate, shorten
 
 _log = logging.getLogger(__name__)
 
-Cause = Literal["evolution", "update", "undo", "repair", "delete", "relink"]
+Cause = Literal["evolution", "update", "undo", "repair", "delete", "relink", "restore"]
 
 
 def budgeted(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from os import PathLike
 from typing import Any, cast
@@ -25,37 +26,47 @@ from amem_dspy.inputs import (
     Item,
     Messages,
     as_item,
+    asked_text,
     aware_time,
+    bound,
     content_text,
     flat_metadata,
     is_blank,
     name,
+    tag_names,
+    whole_number,
 )
 from amem_dspy.models import resolve_lm
 from amem_dspy.note import Hit, MetadataValue, Note, Revision, Step
+from amem_dspy.offload import offload
 from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.program import MemoryProgram, resolve_program
 from amem_dspy.render import answer_context
 from amem_dspy.retrieve import Mode, Query, Retriever
 from amem_dspy.runner import StepListener, StepRunner
 from amem_dspy.store import NoteFilter, NoteStore
+from amem_dspy.upkeep import Upkeep
 from amem_dspy.usage import Meter, StepUsage
 
 _log = logging.getLogger(__name__)
+# Of the module: a memory inside a program that is copied must hold no lock.
+_opening = threading.Lock()
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class AgenticMemory:
+class AgenticMemory(Upkeep):
     """The memory of one user: notes that a language model describes, links and keeps up to date.
 
     Args:
         uri: LanceDB address: a folder, `s3://`, `gs://`, `az://` or `db://`.
         user: A namespace; the notes of other users are invisible and out of reach.
         program: A compiled program (path or `MemoryProgram`), or None for the untuned one.
-        lm: The model; else `dspy.settings.lm`, else $AMEM_LM, else the embedded model.
+        lm: The model; else `dspy.settings.lm`, else $AMEM_LM, else the embedded model. A request
+            that is rate limited or gets no answer is made again, `lm.num_retries` times, after the
+            pause that the server asks for; one of more than 60 s is an error at once.
         embedder: A sentence-transformers id or path, or an `Embedder`; else $AMEM_EMBEDDER, else
             all-MiniLM-L6-v2.
         policy: Steps and budgets of the write path.
@@ -119,14 +130,16 @@ class AgenticMemory:
     @property
     def store(self) -> NoteStore:
         """The notes on disk."""
-        if self._opened is None:
-            self._opened = NoteStore(
-                self._uri,
-                embedder_id=self.embedder.id,
-                dimension=self.embedder.dimension,
-                storage_options=self._storage_options,
-            )
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            with _opening:
+                opened = self._opened = self._opened or NoteStore(
+                    self._uri,
+                    embedder_id=self.embedder.id,
+                    dimension=self.embedder.dimension,
+                    storage_options=self._storage_options,
+                )
+        return opened
 
     def add(
         self,
@@ -156,7 +169,7 @@ class AgenticMemory:
             InvalidInputError: Blank content, bad timestamp, nested metadata.
             SourceConflictError: `source` holds other content.
             ExtractionError: With `strict`; nothing was stored.
-            dspy.LMError: The model could not be reached or refused; nothing was stored.
+            ModelError: The model could not be reached or refused; nothing was stored.
         """
         item = Item(
             content=content, timestamp=timestamp, source=source, thread=thread, metadata=metadata
@@ -215,12 +228,13 @@ class AgenticMemory:
         strict: bool,
         progress: Callable[[Note], None] | None = None,
     ) -> Path:
-        if wave < 1:
-            raise InvalidInputError(f"wave must be at least 1; got {wave}")
+        wave = whole_number(wave, what="wave", least=1)
         if isinstance(items, str | Mapping):
             # Iterated, a text would become a note for each letter.
             raise InvalidInputError("add_many takes a list of items; for one note call add")
+        # Checked before a store is made for it.
         fresh = [self._fresh(as_item(item)) for item in items]
+        self.store.open()
         stored: list[Note] = []
         for start in range(0, len(fresh), wave):
             group = fresh[start : start + wave]
@@ -269,12 +283,14 @@ class AgenticMemory:
 
     def _fresh(self, item: Item) -> Note:
         source, thread = item.get("source"), item.get("thread")
+        if source is not None:
+            source = name(source, what="source")
         return Note(
             id=_note_id(self.user, source),
             user=self.user,
             content=content_text(item["content"]),
             timestamp=aware_time(item.get("timestamp"), self._clock()),
-            source=None if source is None else name(source, what="source"),
+            source=source,
             thread=None if thread is None else name(thread, what="thread"),
             metadata=flat_metadata(item.get("metadata")),
         )
@@ -324,9 +340,15 @@ class AgenticMemory:
         return self._redone(draft)
 
     def repair(self) -> list[Note]:
-        """Finish the pending notes, oldest first; return them, whether finished now or not."""
-        waiting = self.store.notes(self.user, filter=NoteFilter(pending=True))
-        return [self._repaired(note.id) for note in waiting]
+        """Finish the pending notes, oldest first; return them, whether finished now or not.
+
+        One that is deleted meanwhile is left out.
+        """
+        repaired: list[Note] = []
+        for note in self.store.notes(self.user, filter=NoteFilter(pending=True)):
+            with suppress(NoteNotFoundError):
+                repaired.append(self._repaired(note.id))
+        return repaired
 
     def _repaired(self, note_id: str) -> Note:
         def draft() -> Draft:
@@ -341,6 +363,7 @@ class AgenticMemory:
             try:
                 return self._runner.drive(self._ingest().run([draft()]))[0]
             except ConflictError as error:
+                _log.debug("another writer was first: %s", error)
                 conflict = error
         raise conflict
 
@@ -360,10 +383,6 @@ class AgenticMemory:
             space.after.pop(note_id)
 
         self._changed(change, cause=lambda _: "delete", by=note_id, delete=[note_id])
-
-    def delete_all(self) -> int:
-        """Delete all notes of this user; return how many there were."""
-        return self.store.delete_user(self.user)
 
     def history(self, note_id: str) -> list[Revision]:
         """Return the note's revisions, oldest first: what it held before each change.
@@ -393,8 +412,10 @@ class AgenticMemory:
             if space.after[note_id] == note:
                 space.put(note.model_copy(update={"revision": note.revision + 1}))
 
-        self._changed(change, cause=lambda key: "undo" if key == note_id else "relink", by=note_id)
-        return self.get(note_id)
+        stored = self._changed(
+            change, cause=lambda key: "undo" if key == note_id else "relink", by=note_id
+        )
+        return next(note for note in stored if note.id == note_id)
 
     def _changed(
         self,
@@ -403,9 +424,9 @@ class AgenticMemory:
         cause: Callable[[str], Any],
         by: str,
         delete: Sequence[str] = (),
-    ) -> None:
+    ) -> list[Note]:
         """Apply `change` to what is stored and commit it; after a conflict read and apply again."""
-        for attempt in range(MAX_CONFLICTS):
+        for _ in range(MAX_CONFLICTS):
             space = Workspace(self.user, lambda ids: self.store.get(self.user, ids))
             change(space)
             at = self._clock()
@@ -414,11 +435,11 @@ class AgenticMemory:
                 for n in space.changed()
             ]
             try:
-                commit(self.store, self.embedder, space, notes, delete=delete)
-                return
-            except ConflictError:
-                if attempt == MAX_CONFLICTS - 1:
-                    raise
+                return commit(self.store, self.embedder, space, notes, delete=delete)
+            except ConflictError as error:
+                _log.debug("another writer was first: %s", error)
+                conflict = error
+        raise conflict
 
     def search(
         self,
@@ -453,24 +474,27 @@ class AgenticMemory:
             until: Not after this time.
             where: Metadata that must be equal.
         """
-        if k < 1:
-            raise InvalidInputError(f"k must be at least 1; got {k}")
+        k = whole_number(k, what="k", least=1)
+        if token_budget is not None:
+            token_budget = whole_number(token_budget, what="token_budget", least=0)
+        if min_score is not None:
+            min_score = bound(min_score, what="min_score")
         if mode not in ("dense", "text", "hybrid"):
             raise InvalidInputError(f'mode must be "dense", "text" or "hybrid"; got {mode!r}')
-        if is_blank(query):
-            return []
         chosen = NoteFilter(
-            tags=(tags,) if isinstance(tags, str) else tuple(tags or ()),
+            tags=tag_names(tags),
             since=None if since is None else aware_time(since, self._clock()),
             until=None if until is None else aware_time(until, self._clock()),
             where=flat_metadata(where),
         )
+        if is_blank(asked_text(query, what="query")):
+            return []
         asked = Query(query, k, mode, expand, token_budget, min_score, chosen)
         return Retriever(self.store, self.embedder, user=self.user).search(asked)
 
     async def asearch(self, query: str, **options: Any) -> list[Hit]:
         """Do what `search` does without blocking the event loop."""
-        return await asyncio.to_thread(self.search, query, **options)
+        return await offload(self.search, query, **options)
 
     def ask(
         self, question: str, *, k: int = 10, token_budget: int | None = None
@@ -483,6 +507,7 @@ class AgenticMemory:
         Raises:
             ExtractionError: No reply of the answerer validated.
         """
+        self.store.open()
         query = self._query(question, self._runner.outcome(self._rewrite_call(question)))
         hits = self.search(query, k=k, token_budget=token_budget)
         outcome = self._runner.outcome(self._answer_call(question, hits))
@@ -492,13 +517,14 @@ class AgenticMemory:
         self, question: str, *, k: int = 10, token_budget: int | None = None
     ) -> dspy.Prediction:
         """Do what `ask` does without blocking the event loop."""
+        await offload(self.store.open)
         query = self._query(question, await self._runner.aoutcome(self._rewrite_call(question)))
         hits = await self.asearch(query, k=k, token_budget=token_budget)
         outcome = await self._runner.aoutcome(self._answer_call(question, hits))
         return self._answered(query, hits, outcome)
 
     def _rewrite_call(self, question: str) -> Call:
-        if is_blank(question):
+        if is_blank(asked_text(question, what="question")):
             raise InvalidInputError("the question is blank")
         bounds = {"max_keywords": self.policy.max_keywords}
         return Call("rewrite_query", {"question": question}, bounds, "")

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 MetadataValue = str | int | float | bool | None
+# Pydantic's own JSON form rounds an offset with seconds (local mean time) to minutes.
+Moment = Annotated[
+    datetime,
+    BeforeValidator(lambda given: _moment(given)),
+    PlainSerializer(datetime.isoformat, when_used="json"),
+]
 Step = Literal["construct_note", "decide_links", "update_neighbours"]
 
 
@@ -39,7 +45,8 @@ class Revision(BaseModel):
         revision: The note's revision before the change.
         at: When the change was made (UTC).
         cause: What made it: the evolution by a new note, the user (update), an undo, a repair, the
-            deletion of a linked note, or an undo at the other end of a link (relink).
+            deletion of a linked note, an undo or import at the other end of a link (relink), or the
+            restoring of a snapshot.
         by: The note whose arrival caused it, if one did.
         content: The content before; None where the change left the content alone.
         pending_steps: The steps that waited for `repair()` before.
@@ -49,7 +56,7 @@ class Revision(BaseModel):
 
     revision: int
     at: datetime
-    cause: Literal["evolution", "update", "undo", "repair", "delete", "relink"]
+    cause: Literal["evolution", "update", "undo", "repair", "delete", "relink", "restore"]
     by: str | None = None
     content: str | None = None
     context: str = ""
@@ -75,7 +82,7 @@ class Note(BaseModel):
     id: str
     user: str
     content: str
-    timestamp: datetime
+    timestamp: Moment
     keywords: tuple[str, ...] = ()
     context: str = ""
     tags: tuple[str, ...] = ()
@@ -96,6 +103,10 @@ class Note(BaseModel):
     def document(self) -> str:
         """Return the text that is embedded and searched: c + K + G + X (eq. 3)."""
         return represent(self.content, self.keywords, self.tags, self.context)
+
+
+def _moment(given: Any) -> Any:
+    return datetime.fromisoformat(given) if isinstance(given, str) else given
 
 
 def represent(content: str, keywords: Iterable[str], tags: Iterable[str], context: str) -> str:

@@ -23,7 +23,12 @@ from hypothesis import strategies as st
 
 import amem_dspy.runner
 from amem_dspy import AgenticMemory, EvolutionPolicy, ExtractionError, MemoryProgram, Note
-from amem_dspy.errors import InvalidInputError, NoteNotFoundError, SourceConflictError
+from amem_dspy.errors import (
+    InvalidInputError,
+    ModelError,
+    NoteNotFoundError,
+    SourceConflictError,
+)
 from amem_dspy.evolve import last_change
 
 DATA = Path(__file__).parent / "data"
@@ -399,7 +404,7 @@ def test_fields_that_validate_are_kept(make_memory: Make) -> None:
 
 def test_model_error_is_raised_at_once_and_stores_nothing(make_memory: Make) -> None:
     memory, engine = make_memory([AuthError("wrong key")])
-    with pytest.raises(dspy.LMError):
+    with pytest.raises(ModelError):
         memory.add("text")
     assert len(engine.requests) == 1
     assert memory.count() == 0
@@ -584,7 +589,14 @@ def test_blank_query_finds_nothing(make_memory: Make, query: str) -> None:
     assert memory.search(query) == []
 
 
-@pytest.mark.parametrize("bad", [{"k": 0}, {"mode": "magic"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *({"k": 0}, {"k": "3"}, {"k": 1.5}, {"k": True}, {"k": None}, {"mode": "magic"}),
+        *({"token_budget": -1}, {"token_budget": "9"}, {"min_score": "0.5"}),
+        *({"min_score": float("nan")}, {"tags": 3}, {"tags": [None]}, {"tags": {"a": 1}}),
+    ],
+)
 def test_bad_search_arguments_are_named(make_memory: Make, bad: dict[str, Any]) -> None:
     memory, _ = make_memory(policy=EvolutionPolicy.raw())
     with pytest.raises(InvalidInputError, match=next(iter(bad))):
@@ -892,7 +904,7 @@ def test_model_that_fails_in_a_wave_keeps_the_waves_before_and_can_be_run_again(
         lambda s, p: AuthError("gone") if down and "pot 3" in p else plain(s, p)
     )
     items = [{"content": f"pot {n}", "source": f"{n}"} for n in range(6)]
-    with pytest.raises(dspy.LMError):
+    with pytest.raises(ModelError):
         memory.add_many(items, wave=2)
     assert [note.content for note in memory.all()] == ["pot 0", "pot 1"]
     down = False

@@ -9,5 +9,8 @@ from amem_dspy.cli.command import app
 __all__ = ["app"]
 
 # Each module registers its commands when it is imported.
-for _module in ("change", "demo", "ingest", "notes", "search", "study"):
+for _module in (
+    *("change", "demo", "doctor", "exchange", "ingest", "notes"),
+    *("reindex", "search", "snapshot", "study"),
+):
     importlib.import_module(f"amem_dspy.cli.{_module}")

@@ -52,14 +52,20 @@ def delete(
         typer.Argument(metavar="ID...", help='Ids; "-" reads lines that begin with one.'),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All notes of the user.")] = False,
+    purge: Annotated[
+        bool,
+        typer.Option("--purge", help="With --all: older versions and the user's snapshots too."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask with --all.")] = False,
 ) -> Reply:
     """Delete notes and every link to them; one unknown id, and nothing is deleted."""
     if everything == bool(note_ids):
         raise typer.BadParameter("give ids, or --all")
+    if purge and not everything:
+        raise typer.BadParameter("--purge goes with --all")
     with session.memory() as memory:
         if everything:
-            count = _delete_all(memory, yes=yes)
+            count = _delete_all(memory, yes=yes, purge=purge)
             return Reply({"deleted": count, "ids": None}, [f"deleted {count} notes"])
         ids = list(dict.fromkeys(find_id(memory, text) for text in _named(note_ids or [])))
         for note_id in ids:
@@ -74,13 +80,13 @@ def _named(note_ids: list[str]) -> list[str]:
     return [words[0] for words in lines if words]
 
 
-def _delete_all(memory: AgenticMemory, *, yes: bool) -> int:
+def _delete_all(memory: AgenticMemory, *, yes: bool, purge: bool) -> int:
     question = f"Delete all {memory.count()} notes of user {memory.user!r}?"
     if not yes and not sys.stdin.isatty():
         raise InvalidInputError(f"{question} Nobody can be asked here: say --yes")
     if not yes and not typer.confirm(question, err=True):
         raise InvalidInputError("nothing was deleted")
-    return memory.delete_all()
+    return memory.delete_all(purge=purge)
 
 
 @command("repair", example="amem repair", panel=PANEL)

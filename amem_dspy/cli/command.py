@@ -13,13 +13,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from amem_dspy.cli.failure import describe, one_line, redacted
+from amem_dspy.cli.failure import describe, one_line
 from amem_dspy.cli.output import Output, Reply, close_quietly, never_fail
 from amem_dspy.cli.session import Session, Settings
+from amem_dspy.errors import InvalidInputError
+from amem_dspy.redaction import redacted
 
 ORDER = (
     *("demo", "add", "ingest", "search", "ask", "list", "show", "history", "undo", "update"),
-    *("delete", "repair", "stats", "compile", "evaluate"),
+    *("delete", "repair", "stats", "export", "import", "snapshot", "snapshots", "restore"),
+    *("doctor", "reindex", "compile", "evaluate"),
 )
 PANEL = "Global options (before or after the command)"
 
@@ -64,6 +67,18 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _user(value: str | None) -> str | None:
+    # Here, so that an empty one, say of an unset variable, does not mean the default user.
+    if value is not None:
+        from amem_dspy.inputs import name
+
+        try:
+            name(value, what="user")
+        except InvalidInputError as error:
+            raise typer.BadParameter(str(error)) from error
+    return value
+
+
 def _option(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=PANEL, **settings)
 
@@ -72,7 +87,9 @@ def _global_options(
     store: Annotated[
         str | None, _option("Folder or address of the notes [$AMEM_STORE, else ./memory].")
     ] = None,
-    user: Annotated[str | None, _option("Whose notes [$AMEM_USER, else default].")] = None,
+    user: Annotated[
+        str | None, _option("Whose notes [$AMEM_USER, else default].", callback=_user)
+    ] = None,
     lm: Annotated[
         str | None,
         _option(

@@ -53,8 +53,14 @@ def add(
     ] = False,
 ) -> Reply:
     """Store one note: the model writes its card, links it, and updates the notes it changes."""
+    from amem_dspy.inputs import name
+
     metadata = pairs(meta or (), "--meta")
     content = text_argument(text)
+    # Checked before a store is made for them.
+    for what, value in (("source", source), ("thread", thread)):
+        if value is not None:
+            name(value, what=what)
     with session.memory(create=True, model=True) as memory:
         known = source is not None and memory.store.find_source(memory.user, source) is not None
         note = memory.add(

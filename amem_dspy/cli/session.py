@@ -141,15 +141,16 @@ def find_id(memory: AgenticMemory, text: str) -> str:
         NoteNotFoundError: This user has no such note.
         InvalidInputError: Too short, or the beginning of several ids.
     """
+    # An import keeps ids of any form, and of a user's own letters; ours are lower-case.
+    if text in memory.store.get(memory.user, [text]):
+        return text
     wanted = text.strip().rstrip("…").lower()
     if len(wanted) < SHORTEST_PREFIX:
         raise InvalidInputError(
             f"{text!r} is too short for an id; write at least {SHORTEST_PREFIX} characters of it"
         )
-    try:
-        return memory.get(wanted).id
-    except NoteNotFoundError:
-        found = [note.id for note in memory.all() if note.id.startswith(wanted)]
+    found = [note.id for note in memory.all() if note.id.lower().startswith(wanted)]
+    found = [wanted] if wanted in found else found
     if not found:
         raise NoteNotFoundError(text, user=memory.user)
     if len(found) > 1:

@@ -61,8 +61,8 @@ def categories(text: str) -> tuple[int, ...]:
 def _plain_value(text: str) -> MetadataValue:
     try:
         value: Any = json.loads(text)
-    except ValueError:
+        # "1.10", "1e3" and "NaN" stay what was typed.
+        plain = isinstance(value, int | float | None)
+        return value if plain and json.dumps(value, allow_nan=False) == text else text
+    except (ValueError, RecursionError):
         return text
-    # "1.10" and "1e3" stay what was typed.
-    same = isinstance(value, int | float | None) and json.dumps(value) == text
-    return value if same else text

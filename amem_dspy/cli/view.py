@@ -30,7 +30,7 @@ def hit_data(hit: Hit) -> dict[str, Any]:
 
 def note_row(note: Note, output: Output) -> Text:
     """Return a note as one line: id, date, content."""
-    cells = [(short_id(note.id, output), "cyan"), (f"{note.timestamp:%Y-%m-%d}", "dim")]
+    cells = [(short_id(note.id, output), "cyan"), (note.timestamp.date().isoformat(), "dim")]
     pending = [("[pending]", "yellow")] if note.pending else []
     return row(*cells, *pending, (note.content, ""))
 
@@ -42,7 +42,7 @@ def hit_row(hit: Hit, output: Output) -> Text:
     return row(
         (short_id(hit.note.id, output), "cyan"),
         (f"{hit.score:.3f}", "green"),
-        (f"{hit.note.timestamp:%Y-%m-%d}", "dim"),
+        (hit.note.timestamp.date().isoformat(), "dim"),
         (f"[{via}]", "dim"),
         (hit.note.content, ""),
     )

@@ -1,0 +1,244 @@
+"""Snapshots: one user's notes as they stood, each in a LanceDB table of its own.
+
+A tag on the shared table would be cheaper to make, but would keep the files of all users, stop
+every clean-up (LanceDB refuses to drop anything where a tag is due), and hold rows of other users
+that nobody could purge.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from amem_dspy.bulk import ordered_rows, spooled
+from amem_dspy.embedder import Embedder
+from amem_dspy.errors import InvalidInputError
+from amem_dspy.evolve import recorded
+from amem_dspy.inputs import name as checked_name
+from amem_dspy.location import Location, open_if_there, retried
+from amem_dspy.note import Note
+from amem_dspy.policy import EvolutionPolicy
+from amem_dspy.schema import Row, embedder_of, note_schema
+from amem_dspy.store import NoteStore
+
+PREFIX = "snapshot-"
+# The table's name holds it in base32, and a file's name 255 bytes.
+MAX_NAME_BYTES = 100
+BATCH = 500
+
+
+class Snapshot(BaseModel):
+    """A user's notes as they stood at a time.
+
+    Attributes:
+        name: As the user chose it.
+        created: When it was made (UTC).
+        notes: How many notes it holds.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    created: datetime
+    notes: int
+
+
+class Snapshots:
+    """The snapshots of one user; other users' are invisible and out of reach.
+
+    Args:
+        store: Where the notes are.
+        embedder: The store's; a snapshot made with another one is embedded anew when restored.
+        user: Whose snapshots.
+    """
+
+    def __init__(self, store: NoteStore, embedder: Embedder, *, user: str) -> None:
+        self.store = store
+        self.embedder = embedder
+        self.user = user
+
+    def create(self, name: str, *, at: datetime) -> Snapshot:
+        """Keep the notes as they stand now under a name.
+
+        Raises:
+            InvalidInputError: The name is blank, too long or taken.
+        """
+        table_name = self._table_name(name)
+        self._check_free(table_name, name)
+        made = {"name": name, "created": at.isoformat()}
+        schema = note_schema(self.embedder.id, self.embedder.dimension)
+        schema = schema.with_metadata({**schema.metadata, **made})
+        with (
+            spooled(self.store.stream(self.user, size=BATCH), schema, _counter()) as rows,
+            self._location.exclusive(),
+        ):
+            # Another process may have made it meanwhile.
+            self._check_free(table_name, name)
+            with self._location.disk():
+                self._location.connect().create_table(table_name, data=rows, schema=schema)
+        return _described(self._open(table_name))
+
+    def all(self) -> list[Snapshot]:
+        """Return the snapshots, oldest first."""
+        found = (_described(table) for table in self._tables())
+        return sorted(found, key=lambda snapshot: (snapshot.created, snapshot.name))
+
+    def delete(self, name: str) -> None:
+        """Delete a snapshot.
+
+        Raises:
+            InvalidInputError: There is none of this name.
+        """
+        self._drop([self._named(name).name])
+
+    def delete_all(self) -> int:
+        """Delete all snapshots of the user, half-made ones too; return how many there were."""
+        with self._location.disk():
+            names = self._names()
+        self._drop(names)
+        return len(names)
+
+    def restore(self, name: str, *, at: datetime, policy: EvolutionPolicy) -> int:
+        """Make the user's notes those of a snapshot and no others, in one commit.
+
+        A note that is there is changed back, with a revision that can be undone; one that is gone
+        comes back as it was; one that came later goes.
+
+        Returns:
+            How many notes there are now.
+
+        Raises:
+            InvalidInputError: There is no such snapshot.
+        """
+        table = self._with_vectors(self._named(name))
+
+        def batches() -> Iterator[list[Row]]:
+            for rows in ordered_rows(table, self.user, BATCH):
+                now = self.store.get(self.user, [row.note.id for row in rows])
+                yield [_restored(row, now.get(row.note.id), at, policy) for row in rows]
+
+        with self._location.disk():
+            count = int(table.count_rows())
+        self.store.replace(self.user, batches)
+        return count
+
+    def _with_vectors(self, table: Any) -> Any:
+        """Return a snapshot's table, embedded anew where another embedder made its vectors."""
+        made: pa.Schema = table.schema
+        wanted = note_schema(self.embedder.id, self.embedder.dimension)
+        if embedder_of(made) == embedder_of(wanted):
+            return table
+        schema = wanted.with_metadata({**(made.metadata or {}), **wanted.metadata})
+        batches = (self._embedded(rows) for rows in ordered_rows(table, self.user, BATCH))
+        with (
+            spooled(batches, schema, _counter()) as rows,
+            self._location.exclusive(),
+            self._location.disk(),
+        ):
+            return self._location.connect().create_table(
+                table.name, data=rows, schema=schema, mode="overwrite"
+            )
+
+    def _embedded(self, rows: Sequence[Row]) -> list[Row]:
+        notes = [row.note for row in rows]
+        texts = [*(note.document() for note in notes), *(note.content for note in notes)]
+        vectors = self.embedder.embed(texts)
+        return [
+            Row(note, vectors[place], vectors[place + len(notes)])
+            for place, note in enumerate(notes)
+        ]
+
+    def _check_free(self, table: str, name: str) -> None:
+        if self._open(table) is not None:
+            raise InvalidInputError(
+                f"there is a snapshot {name!r} already; delete it, or choose another name"
+            )
+
+    def _named(self, name: str) -> Any:
+        table = self._open(self._table_name(name))
+        if table is None:
+            known = ", ".join(repr(snapshot.name) for snapshot in self.all()) or "none yet"
+            raise InvalidInputError(f"there is no snapshot {name!r}; there are: {known}")
+        return table
+
+    def _open(self, table: str) -> Any:
+        with self._location.disk():
+            return open_if_there(self._location.connect(), table)
+
+    def _tables(self) -> list[Any]:
+        with self._location.disk():
+            database = self._location.connect()
+            opened = [open_if_there(database, name) for name in self._names()]
+        # A folder without a table is a snapshot whose making was cut short.
+        return [table for table in opened if table is not None]
+
+    def _names(self) -> list[str]:
+        prefix = f"{PREFIX}{_digest(self.user)}-"
+        return [table for table in table_names(self._location) if table.startswith(prefix)]
+
+    def _drop(self, tables: Sequence[str]) -> None:
+        with self._location.exclusive(), self._location.disk():
+            for table in tables:
+                self._location.connect().drop_table(table, ignore_missing=True)
+
+    def _table_name(self, name: str) -> str:
+        """Return the table of a snapshot: any user and name become letters, digits and hyphens."""
+        encoded = checked_name(name, what="the snapshot's name").encode()
+        if len(encoded) > MAX_NAME_BYTES:
+            raise InvalidInputError(
+                f"the snapshot's name has {len(encoded)} bytes; at most {MAX_NAME_BYTES} fit"
+            )
+        text = base64.b32encode(encoded).decode().rstrip("=").lower()
+        return f"{PREFIX}{_digest(self.user)}-{text}"
+
+    @property
+    def _location(self) -> Location:
+        return self.store.location
+
+
+def table_names(location: Location) -> list[str]:
+    """Return the names of all tables of a store's database; half-made ones are among them."""
+    database = location.connect()
+    names: list[str] = []
+    page = retried(lambda: database.list_tables())
+    while True:
+        names += page.tables
+        if not page.page_token:
+            return names
+        page = database.list_tables(page_token=page.page_token)
+
+
+def _restored(row: Row, now: Note | None, at: datetime, policy: EvolutionPolicy) -> Row:
+    if now is None:
+        return row
+    kept = {"history": now.history, "revision": now.revision}
+    wanted = row.note.model_copy(update=kept)
+    if wanted == now:
+        return replace(row, note=now)
+    note = recorded(now, wanted, cause="restore", by=None, at=at, policy=policy)
+    return replace(row, note=note)
+
+
+def _described(table: Any) -> Snapshot:
+    made = table.schema.metadata
+    return Snapshot(
+        name=made[b"name"].decode(),
+        created=datetime.fromisoformat(made[b"created"].decode()),
+        notes=int(table.count_rows()),
+    )
+
+
+def _digest(user: str) -> str:
+    return hashlib.sha256(user.encode()).hexdigest()[:32]
+
+
+def _counter() -> Callable[[str], int]:
+    places: dict[str, int] = {}
+    return lambda note_id: places.setdefault(note_id, len(places))
