@@ -166,6 +166,7 @@ class Ingest:
                 for draft in rest:
                     stored.append(self._commit_once(draft))
             except ConflictError as error:
+                _log.debug("another writer was first: %s", error)
                 conflicts = 1 if len(stored) > before else conflicts + 1
                 if conflicts > MAX_CONFLICTS or wave[len(stored)].is_stale(error):
                     raise
@@ -328,6 +329,8 @@ class Ingest:
         ]
         known = {own: Row(draft.note, draft.vector, draft.vector_content)}
         stored = commit(self.store, self.embedder, space, changed, known=known)
+        if others := [note.id for note in stored if note.id != own]:
+            _log.info("note %r changed the cards or links of %s", own, others)
         # A repair that fails as before changes nothing, so nothing was stored.
         return next((note for note in stored if note.id == own), space.after[own])
 

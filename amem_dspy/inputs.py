@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from numbers import Integral, Real
 from typing import Any, TypedDict, cast
 
 from amem_dspy.errors import InvalidInputError
@@ -15,6 +18,12 @@ MAX_CONTENT_CHARS = 1_000_000
 MAX_NAME_CHARS = 512
 
 Messages = Sequence[Mapping[str, Any]]
+
+# Invisible letters and marks, which no category tells: fillers, variation selectors, blank Braille.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
 
 
 class Item(TypedDict, total=False):
@@ -53,7 +62,8 @@ def content_text(content: str | Messages) -> str:
 
 def is_blank(text: str) -> bool:
     """Return whether nothing of a text is visible."""
-    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+    seen = (char for char in _UNSEEN.sub("", text) if not char.isspace())
+    return all(unicodedata.category(char) in ("Cc", "Cf") for char in seen)
 
 
 def _message_line(message: object) -> str:
@@ -84,7 +94,61 @@ def aware_time(timestamp: str | datetime | None, now: datetime) -> datetime:
         raise InvalidInputError(
             f"a timestamp is an ISO 8601 text or a datetime; got {timestamp!r:.120}"
         )
-    return timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=UTC)
+    offset = timestamp.utcoffset()
+    if offset is not None and offset.microseconds:
+        # Python itself reads "+00:00:00.5" as UTC; no clock anywhere has such an offset.
+        raise InvalidInputError(
+            f"the zone of timestamp {timestamp.isoformat()} is a fraction of a second off; write "
+            "whole seconds, in ISO 8601 +09:00 or +08:27:52"
+        )
+    return timestamp if offset is not None else timestamp.replace(tzinfo=UTC)
+
+
+def whole_number(value: object, *, what: str, least: int) -> int:
+    """Return a number that counts something, NumPy's integers among them.
+
+    Raises:
+        InvalidInputError: It is no whole number, or less than `least`.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise InvalidInputError(f"{what} must be a whole number, at least {least}; got {value!r}")
+    return int(value)
+
+
+def bound(value: object, *, what: str) -> float:
+    """Return a number to compare scores with; infinities are numbers too.
+
+    Raises:
+        InvalidInputError: It is no number, or NaN, which no score is above or below.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+        raise InvalidInputError(f"{what} must be a number; got {value!r:.120}")
+    return cast(float, value)
+
+
+def tag_names(tags: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return a tag, or several of them, as a tuple.
+
+    Raises:
+        InvalidInputError: It is neither a text nor a list of texts.
+    """
+    named = (tags,) if isinstance(tags, str) else () if tags is None else tags
+    if not isinstance(named, Sequence | set | frozenset) or not all(
+        isinstance(tag, str) for tag in named
+    ):
+        raise InvalidInputError(f"tags is a text or a list of texts; got {tags!r:.120}")
+    return tuple(named)
+
+
+def asked_text(text: object, *, what: str) -> str:
+    """Return a query or question; a blank one is a text too.
+
+    Raises:
+        InvalidInputError: It is no text.
+    """
+    if not isinstance(text, str):
+        raise InvalidInputError(f"the {what} must be a text; got {text!r:.120}")
+    return text
 
 
 def name(value: str, *, what: str) -> str:
@@ -93,7 +157,7 @@ def name(value: str, *, what: str) -> str:
     Raises:
         InvalidInputError: Blank, longer than `MAX_NAME_CHARS`, with NUL or a lone surrogate.
     """
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or is_blank(value):
         raise InvalidInputError(f"{what} must be a text that is not blank; got {value!r}")
     if len(value) > MAX_NAME_CHARS:
         raise InvalidInputError(f"{what} has {len(value)} characters; at most {MAX_NAME_CHARS} fit")
@@ -107,7 +171,7 @@ def flat_metadata(metadata: Mapping[str, MetadataValue] | None) -> dict[str, Met
 
     Raises:
         InvalidInputError: It is no mapping, a key is no text, or a value is no text, number, bool
-            or None.
+            or None; NaN, infinities and numbers of thousands of digits are no JSON numbers.
     """
     if not isinstance(metadata, Mapping | None):
         raise InvalidInputError(f"metadata is a flat dictionary; got {metadata!r:.120}")
@@ -117,7 +181,22 @@ def flat_metadata(metadata: Mapping[str, MetadataValue] | None) -> dict[str, Met
                 "metadata must be flat: text keys with text, number, bool or None; "
                 f"got {key!r}: {value!r}"
             )
-    return {mend(key): mend(value) for key, value in (metadata or {}).items()}
+        _require_json(key, value)
+    flat = {mend(key): mend(value) for key, value in (metadata or {}).items()}
+    if len(flat) < len(metadata or {}):
+        raise InvalidInputError(
+            "two metadata keys differ only in what cannot be stored; rename one"
+        )
+    return flat
+
+
+def _require_json(key: str, value: MetadataValue) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"the metadata value of {key!r} is no number that JSON can hold; store it as a text"
+        ) from error
 
 
 def mend(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -27,6 +28,16 @@ _MONTHS = [
     "December",
 ]
 
+# What no reader sees could be an order to the model alone: Unicode's default-ignorable characters
+# and annotation marks. Joiners and variation selectors shape emoji and letters and stay, but a run
+# of them spells a text of its own.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]|[\u180b-\u180d\u180f\u200c\u200d\ufe00-\ufe0f]{3,}"
+)
+_LIKE_A_HANDLE = re.compile(r"(?:\A[nｎ](?=\d+\b)|(?<!\w)[nｎ](?=\d+\s*[:：]))", re.IGNORECASE)
+
 
 def spoken_date(moment: datetime) -> str:
     """Return "Monday 8 May 2023": the weekday lets "last Friday" be worked out."""
@@ -39,23 +50,30 @@ def spoken_time(moment: datetime) -> str:
 
 
 def clip(content: str, limit: int) -> str:
-    """Return the content as one line; past `limit` characters it is cut, and the cut marked."""
+    """Return what is visible as one line; past `limit` characters it is cut, and the cut marked."""
     # A blank start would use up the room; white space inside rarely takes half of it.
-    content = content.strip()
+    content = _INVISIBLE.sub("", content).strip()
     line = clean_line(content[: limit * 2])
     return line if len(line) <= limit and len(content) <= limit * 2 else f"{line[:limit]} […]"
 
 
+def _line(text: str) -> str:
+    return clean_line(_INVISIBLE.sub("", text))
+
+
 def card(note: Note, limit: int) -> str:
-    """Return a note with its card; lines after the first are indented: none passes for a handle."""
+    """Return a note with its card, in which nothing passes for the handle of another note.
+
+    Lines after the first are indented, and "n2:" of a note's own becomes "n 2:".
+    """
     lines = [f"{clip(note.content, limit)} ({spoken_date(note.timestamp)})"]
     if note.context:
-        lines.append(f"  context: {note.context}")
+        lines.append(f"  context: {_line(note.context)}")
     if note.keywords:
-        lines.append(f"  keywords: {', '.join(note.keywords)}")
+        lines.append(f"  keywords: {_line(', '.join(note.keywords))}")
     if note.tags:
-        lines.append(f"  tags: {', '.join(note.tags)}")
-    return "\n".join(lines)
+        lines.append(f"  tags: {_line(', '.join(note.tags))}")
+    return _LIKE_A_HANDLE.sub(r"\g<0> ", "\n".join(lines))
 
 
 def with_handles(notes: Sequence[Note], limit: int) -> tuple[dict[str, Note], str]:
@@ -67,7 +85,7 @@ def with_handles(notes: Sequence[Note], limit: int) -> tuple[dict[str, Note], st
 def answer_line(note: Note) -> str:
     """Return the one line that the answerer sees of a note: date, content, context."""
     line = f"{spoken_date(note.timestamp)}: {clip(note.content, MAX_ANSWER_CHARS)}"
-    return f"{line} ({note.context})" if note.context else line
+    return f"{line} ({_line(note.context)})" if note.context else line
 
 
 def answer_context(notes: Iterable[Note]) -> str:
