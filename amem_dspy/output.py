@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,17 @@ from typing import Any
 
 import dspy
 from dspy.adapters.utils import annotation_allows_none
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
+
+from amem_dspy.signatures.bound import mark_borrowed
 
 _MAPS = frozenset({"properties", "$defs"})
 _LITERALS = frozenset({"enum", "const", "examples"})
@@ -41,10 +50,16 @@ def _output_model(signature: type[dspy.Signature], only: str | None) -> type[Bas
     return create_model(
         f"{signature.__name__}Output",
         __config__=ConfigDict(coerce_numbers_to_str=True),
+        __validators__={"mark_borrowed": _reading_all},
         **fields,
     )
 
 
+def _mark_borrowed(cls: type[BaseModel], reply: Any, info: ValidationInfo) -> Any:
+    return mark_borrowed(reply, info)
+
+
+_reading_all: Any = model_validator(mode="before")(_mark_borrowed)
 _cached_model: Any = lru_cache(maxsize=512)(_output_model)
 
 
@@ -153,15 +168,13 @@ def usable_part(
     signature: type[dspy.Signature], reply: str, bounds: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the output fields of a reply (a JSON object) that validate, and what was dropped."""
-    found = json.loads(reply)
     usable: dict[str, Any] = {}
     dropped: list[str] = []
     for name in signature.output_fields:
-        part = json.dumps({name: found[name]} if name in found else {})
         lost: list[str] = []
         try:
             made = output_model(signature, name).model_validate_json(
-                part, context={**bounds, "dropped": lost}
+                reply, context={**bounds, "dropped": lost}
             )
         except ValidationError:
             dropped += lost

@@ -5,6 +5,7 @@ hold
 
 - `handles`: the handles that were offered to the model;
 - `max_keywords`, `max_tags`, `max_context_chars`: the budgets of the policy;
+- `examples`: words of each of the prompt's examples that the input has not (see `borrowed`);
 - `dropped`: a list. Its presence means that the tries have run out: what is wrong is dropped and
   named in it, and what is merely too long passes, to be cut by the caller.
 
@@ -29,6 +30,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from amem_dspy.signatures.borrowed import borrowed_words, words_among
 from amem_dspy.signatures.text import clean_line, clean_text
 
 MAX_TERM_CHARS = 60
@@ -78,6 +80,35 @@ def _short_terms(terms: list[str], info: ValidationInfo) -> list[str]:
         )
     info.context["dropped"].extend(long)
     return [term for term in terms if term not in long]
+
+
+def mark_borrowed(reply: Any, info: ValidationInfo) -> Any:
+    """Look through a whole reply for words of an example, for the fields' validators."""
+    if info.context is not None and info.context.get("examples"):
+        info.context["borrowed"] = borrowed_words(reply, info.context["examples"])
+    return reply
+
+
+def _borrowed(text: str, info: ValidationInfo) -> str | None:
+    words = words_among(text, (info.context or {}).get("borrowed", ()))
+    return ", ".join(words) if words else None
+
+
+def _own_terms(terms: list[str], info: ValidationInfo) -> list[str]:
+    taken = {term: words for term in terms if (words := _borrowed(term, info))}
+    if taken and info.context is not None and "dropped" in info.context:
+        info.context["dropped"].extend(f"{term}: from an example" for term in taken)
+        return [term for term in terms if term not in taken]
+    return [_own_text(term, info) for term in terms]
+
+
+def _own_text(text: str, info: ValidationInfo) -> str:
+    words = _borrowed(text, info)
+    if words:
+        raise ValueError(
+            f"{words}: from an example, not from the input; write about the input alone"
+        )
+    return text
 
 
 def _limit(bound: str, info: ValidationInfo) -> int | None:
@@ -171,6 +202,7 @@ Terms = Annotated[
     list[str],
     BeforeValidator(clean_terms),
     BeforeValidator(split_terms),
+    AfterValidator(_own_terms),
     AfterValidator(_short_terms),
 ]
 
@@ -185,6 +217,7 @@ Text = Annotated[
 Context = Annotated[
     str,
     AfterValidator(clean_line),
+    AfterValidator(_own_text),
     AfterValidator(_bounded_text),
     _text_schema("max_context_chars"),
 ]
