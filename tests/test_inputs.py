@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import pytest
@@ -79,7 +79,32 @@ def test_times_get_a_zone_and_keep_theirs() -> None:
     assert aware_time("2026-07-20T10:00+09:00", NOW).utcoffset() == timedelta(hours=9)
 
 
-@pytest.mark.parametrize("time", ["", "yesterday", "20/7/2026", date(2026, 7, 20), 17, ["x"]])
+class NoZone(tzinfo):
+    """A zone that does not know its offset."""
+
+    def utcoffset(self, moment: datetime | None) -> None:
+        return None
+
+    dst = utcoffset
+
+    def tzname(self, moment: datetime | None) -> None:
+        return None
+
+
+def test_a_zone_without_an_offset_is_utc() -> None:
+    assert aware_time(datetime(2026, 7, 20, tzinfo=NoZone()), NOW) == NOW
+
+
+FRACTION = timezone(timedelta(seconds=1.5))
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        *("", "yesterday", "20/7/2026", date(2026, 7, 20), 17, ["x"]),
+        *("2026-07-20T10:00+00:00:01.5", datetime(2026, 7, 20, tzinfo=FRACTION)),
+    ],
+)
 def test_what_is_no_time_is_refused(time: Any) -> None:
     with pytest.raises(InvalidInputError, match="ISO 8601"):
         aware_time(time, NOW)
@@ -100,6 +125,19 @@ def test_metadata_is_flat_and_mended() -> None:
     assert flat_metadata(None) == {}
     flat = {"a": 1, "b": None, "c": True, "d": 1.5, "e\0": "x\ud83c"}
     assert flat_metadata(flat) == {"a": 1, "b": None, "c": True, "d": 1.5, "e": "x\ufffd"}
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), 10**5000], ids=["nan", "inf", "long"]
+)
+def test_numbers_that_json_cannot_hold_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match="JSON"):
+        flat_metadata({"a": value})
+
+
+def test_keys_that_become_one_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="differ only"):
+        flat_metadata({"a": 1, "a\0": 2})
 
 
 @pytest.mark.parametrize("metadata", [{"a": {}}, {"a": [1]}, {1: "a"}, ["a"], "a", 3])
