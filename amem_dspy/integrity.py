@@ -135,12 +135,19 @@ def _check(location: Location, lock: Lock) -> Report:
     folder = location.folder
     if folder is None:
         return _check_rows(location, report, None)
-    snapshots = snapshot_tables(folder)
+    found = snapshot_tables(folder)
+    snapshots = [path for path in found if next(iter(manifests(path)), None) is not None]
     report = replace(report, snapshots=tuple(path.stem for path in snapshots))
     files = check_files(folder / f"{TABLE}.lance")
     report = _with(report, *files.problems)
     if files.manifest is not None:
         report = _check_rows(location, report, files)
+    cut_short = tuple(
+        f"{path.name} is a snapshot whose making was cut short; it can be made again"
+        for path in found
+        if path not in snapshots
+    )
+    report = replace(report, remarks=(*report.remarks, *cut_short))
     return _with(report, *(p for path in snapshots for p in snapshot_problems(location, path)))
 
 

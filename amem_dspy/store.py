@@ -236,14 +236,16 @@ class NoteStore:
         parts = query_texts(query)
         if k == 0 or not parts:
             return []
-        where, size = condition(user, filter), max(TEXT_POOL, 4 * k)
+        where = condition(user, filter)
+        total = self.count(user, filter=filter)
+        # LanceDB takes a limit of 0 for none, and one of many millions for an error.
+        size = max(1, min(max(TEXT_POOL, 4 * k), total))
 
-        def matching(table: Any) -> tuple[pa.Table, int]:
+        def matching(table: Any) -> pa.Table:
             search = table.search(text_query(parts), query_type="fts").where(where, prefilter=True)
-            found = search.limit(size).select(["id", "_score", *TOKENS]).to_arrow()
-            return found, int(table.count_rows(where))
+            return search.limit(size).select(["id", "_score", *TOKENS]).to_arrow()
 
-        found, total = self._read(matching)
+        found = self._read(matching)
         columns = (
             bm25.scores(part, found[column].to_pylist(), total, TOKENS[column])
             for column, part in parts.items()
