@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amem_dspy.adapter import ExtractionError, InstructorAdapter
     from amem_dspy.embedded import embedded_lm
-    from amem_dspy.errors import AmemError
+    from amem_dspy.errors import AmemError, ModelError
+    from amem_dspy.exchange import ImportReport
     from amem_dspy.memory import AgenticMemory
     from amem_dspy.note import Hit, Link, Note, Revision
     from amem_dspy.policy import EvolutionPolicy
     from amem_dspy.program import MemoryProgram
+    from amem_dspy.snapshot import Snapshot
 
 __version__ = "0.1.0"
 
@@ -25,11 +27,14 @@ __all__ = [
     "EvolutionPolicy",
     "ExtractionError",
     "Hit",
+    "ImportReport",
     "InstructorAdapter",
     "Link",
     "MemoryProgram",
+    "ModelError",
     "Note",
     "Revision",
+    "Snapshot",
     "embedded_lm",
 ]
 
@@ -39,11 +44,14 @@ _HOMES = {
     "EvolutionPolicy": "policy",
     "ExtractionError": "adapter",
     "Hit": "note",
+    "ImportReport": "exchange",
     "InstructorAdapter": "adapter",
     "Link": "note",
     "MemoryProgram": "program",
+    "ModelError": "errors",
     "Note": "note",
     "Revision": "note",
+    "Snapshot": "snapshot",
     "embedded_lm": "embedded",
 }
 
