@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,15 @@ class Stored(NamedTuple):
     context: str
     keywords: list[str]
     tags: list[str]
+    links: list[dict[str, Any]]
+
+    def holds(self, note: Note) -> bool:
+        """Return whether a note says what is stored."""
+        return (
+            (note.content, note.context) == (self.content, self.context)
+            and (list(note.keywords), list(note.tags)) == (self.keywords, self.tags)
+            and [link.model_dump() for link in note.links] == self.links
+        )
 
 
 @dataclass(frozen=True)
@@ -34,12 +43,14 @@ class Change:
 
     Attributes:
         expected: The revision the caller read, for each existing note among rows and delete.
+        read: The notes as the caller read them, as far as it says.
     """
 
     user: str
     rows: tuple[Row, ...]
     delete: tuple[str, ...]
     expected: Mapping[str, int]
+    read: Mapping[str, Note] = field(default_factory=dict)
 
     @property
     def new_ids(self) -> list[str]:
@@ -115,8 +126,7 @@ class Change:
         if now is None or now.user != self.user or now.revision != self.expected[note_id]:
             return False
         # A note deleted and added again under its source counts from 0 again.
-        row = next((row for row in self.rows if row.note.id == note_id), None)
-        return row is None or _replaces(row.note, now)
+        return note_id not in self.read or now.holds(self.read[note_id])
 
     def placed(self, next_positions: Mapping[str, int]) -> tuple[Row, ...]:
         """Return the rows with positions for new notes, counted on from the next free ones."""
@@ -131,16 +141,6 @@ class Change:
         if thread is not None and position is not None:
             free[thread] = position + 1
         return replace(row, note=row.note.model_copy(update={"position": position}))
-
-
-def _replaces(note: Note, now: Stored) -> bool:
-    """Return whether a note's newest revision, if it has one, records what is stored now."""
-    if not note.history:
-        return True
-    last = note.history[-1]
-    content = note.content if last.content is None else last.content
-    recorded = (content, last.context, list(last.keywords), list(last.tags))
-    return recorded == (now.content, now.context, now.keywords, now.tags)
 
 
 def check_vector(vector: NDArray[np.float32], dimension: int, *, name: str) -> None:

@@ -26,7 +26,7 @@ from amem_dspy.evolve import (
     single_updates,
     updated,
 )
-from amem_dspy.note import Link, Note, Step
+from amem_dspy.note import Link, Note, Step, derived_id
 from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.render import card, clip, spoken_time, with_handles
 from amem_dspy.signatures import LinkDecision, NeighbourUpdate
@@ -276,11 +276,21 @@ class Ingest:
         except (SourceConflictError, ConflictError):
             source = draft.note.source if draft.existing is None else None
             twin = self.store.find_source(self.user, source) if source else None
+            if twin is None and source and self._gives_way(draft):
+                return self._commit_once(draft)
             if twin is None:
                 raise
             if twin.content != draft.note.content:
                 raise SourceConflictError(source or "", note_id=twin.id) from None
             return twin
+
+    def _gives_way(self, draft: Draft) -> bool:
+        """Take another id for a new note whose own is another user's; return whether it was so."""
+        key = draft.note.id
+        if self.store.owners([key]).get(key, self.user) == self.user:
+            return False
+        draft.note = draft.note.model_copy(update={"id": derived_id(self.user, key)})
+        return True
 
     def _commit(self, draft: Draft) -> Note:
         space = Workspace(self.user, lambda ids: self.store.get(self.user, ids))
@@ -298,7 +308,8 @@ class Ingest:
             space.put(note)
             return
         current = space.get(note.id)
-        if current is None or current.revision != draft.existing.revision:
+        # The revision alone does not do: a note added again under its source counts from 0 again.
+        if current is None or current != draft.existing:
             raise ConflictError([note.id])
         space.put(note.model_copy(update={"links": current.links, "history": current.history}))
         undecided = {"construct_note", "decide_links"} & draft.failed
@@ -357,7 +368,9 @@ def commit(
     written = [replace(rows[note.id], note=note) for note in changed]
     touched = {note.id for note in changed} | set(delete)
     expected = {key: note.revision for key, note in space.before.items() if key in touched}
-    return store.commit(written, expected=expected, delete=delete, user=space.user)
+    return store.commit(
+        written, expected=expected, delete=delete, read=space.before, user=space.user
+    )
 
 
 def _shown(note: Note) -> tuple[object, ...]:

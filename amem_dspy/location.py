@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import filelock
 import lancedb
@@ -47,15 +49,17 @@ class Location:
     """The address of a store.
 
     Args:
-        address: A folder (`~` expands), or an address with `://`, which locks do not reach.
+        address: A folder (`~` expands) or its `file://` address, or another address with `://`,
+            which locks do not reach.
         storage_options: Credentials and settings of an object store, as LanceDB takes them.
     """
 
     def __init__(self, address: str, storage_options: Mapping[str, str] | None) -> None:
-        self._folder = None if "://" in address else Path(address).expanduser()
+        self._folder = local_folder(address)
         self.uri = address if self._folder is None else str(self._folder)
         self._storage_options = dict(storage_options) if storage_options else None
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
+        self._is_held = False
 
     @property
     def folder(self) -> Path | None:
@@ -71,18 +75,22 @@ class Location:
     def exclusive(self) -> Iterator[None]:
         """Keep other threads out, and on a local folder other processes. For disk work only.
 
+        A thread that is inside may enter again.
+
         Raises:
             StoreError: The lock was not free for `LOCK_SECONDS`.
         """
         with self._writing:
-            if self._folder is None:
+            if self._folder is None or self._is_held:
                 yield
                 return
             lock = filelock.FileLock(self._folder / LOCK_FILE)
             self._acquire(lock)
+            self._is_held = True
             try:
                 yield
             finally:
+                self._is_held = False
                 lock.release()
 
     def _acquire(self, lock: filelock.BaseFileLock) -> None:
@@ -211,6 +219,14 @@ class Location:
         expected, got = embedder_of(made), embedder_of(schema)
         if expected != got:
             raise EmbedderMismatchError(uri=self.uri, expected=expected, got=got)
+
+
+def local_folder(address: str) -> Path | None:
+    """Return the folder that an address means, absolute; None where it is not on this disk."""
+    if address.casefold().startswith("file://"):
+        address = url2pathname(urlsplit(address).path)
+    # Absolute, as LanceDB stays in the folder it opened when the process moves to another.
+    return None if "://" in address else Path(address).expanduser().absolute()
 
 
 def retried(read: Callable[[], T]) -> T:

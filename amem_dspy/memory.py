@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from os import PathLike
+from os import PathLike, fspath
 from typing import Any, cast
 
 import dspy
@@ -36,6 +36,7 @@ from amem_dspy.inputs import (
     tag_names,
     whole_number,
 )
+from amem_dspy.location import local_folder
 from amem_dspy.models import resolve_lm
 from amem_dspy.note import Hit, MetadataValue, Note, Revision, Step
 from amem_dspy.offload import offload
@@ -95,7 +96,8 @@ class AgenticMemory(Upkeep):
         self.user = name(user, what="user")
         self.policy = policy or EvolutionPolicy()
         self.embedder = resolve_embedder(embedder)
-        self._uri = uri
+        # Of now: the process may move to another folder before the store is opened (again).
+        self._uri = str(local_folder(fspath(uri)) or uri)
         self._lm = lm
         self._storage_options = storage_options
         self._clock = clock

@@ -6,6 +6,7 @@ e_i stays in the store.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -107,6 +108,11 @@ class Note(BaseModel):
 
 def _moment(given: Any) -> Any:
     return datetime.fromisoformat(given) if isinstance(given, str) else given
+
+
+def derived_id(user: str, note_id: str) -> str:
+    """Return the id that a user's note gets where another user holds its own; always the same."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"amem-import:{user!r}:{note_id}"))
 
 
 def represent(content: str, keywords: Iterable[str], tags: Iterable[str], context: str) -> str:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from amem_dspy import bm25
 from amem_dspy.aside import put_aside
 from amem_dspy.bulk import Keys, arrivals, compare, ordered_rows, owners, spooled
 from amem_dspy.change import Change, Stored, check_vector
-from amem_dspy.errors import ConflictError, InvalidInputError, StoreError
+from amem_dspy.errors import AmemError, ConflictError, InvalidInputError, StoreError
 from amem_dspy.location import Location, retried
 from amem_dspy.note import Note
 from amem_dspy.query import (
@@ -45,7 +46,7 @@ from amem_dspy.schema import (
     to_notes,
     to_rows,
 )
-from amem_dspy.version import clean, pinned, release_pins
+from amem_dspy.version import clean, count_versions, drop_until, pinned, release_pins
 
 __all__ = ["NoteFilter", "NoteStore", "Row"]
 
@@ -66,7 +67,7 @@ class NoteStore:
 
     Construction touches no disk; the first use opens the store or creates it. Threads may share one
     object, and any number of processes one local folder. Object stores have no lock: there a commit
-    still never overwrites a changed note, but two writers may both add the same new id.
+    still never overwrites a changed note, and part of one that lost a race may show until its redo.
 
     Each method raises `StoreError` where the files are damaged or out of reach, and
     `EmbedderMismatchError` where the store was made with another embedder.
@@ -185,6 +186,14 @@ class NoteStore:
         notes = to_notes(self._select(where, NOTE_COLUMNS))
         return sorted(notes, key=lambda note: (note.thread or "", note.position or 0))
 
+    def thread_ends(self, user: str, threads: Sequence[str]) -> dict[str, int]:
+        """Return the position after the last note of each of the threads that has any."""
+        found = self._select(
+            condition(user, EVERYTHING, one_of("thread", threads)), ["thread", "position"]
+        )
+        last = found.group_by("thread").aggregate([("position", "max")]).to_pylist()
+        return {group["thread"]: group["position_max"] + 1 for group in last}
+
     def version(self) -> int:
         """Return the version of the table; each commit makes one."""
         return int(self._read(lambda table: table.version))
@@ -273,6 +282,7 @@ class NoteStore:
         *,
         expected: Mapping[str, int],
         delete: Sequence[str] = (),
+        read: Mapping[str, Note] | None = None,
         user: str,
     ) -> list[Note]:
         """Write rows and delete notes of one user in one commit: all of it or nothing.
@@ -282,6 +292,8 @@ class NoteStore:
             expected: The revision the caller read, for every existing note among rows and delete;
                 a row that is not in it is new.
             delete: Ids of notes to delete.
+            read: Notes as the caller read them; one deleted and added again meanwhile may have the
+                revision that is expected.
             user: Whose notes.
 
         Returns:
@@ -293,7 +305,7 @@ class NoteStore:
             SourceConflictError: Another note of the user holds a row's source; nothing was written.
             ConflictError: A note changed or vanished, or a new id is taken; nothing was written.
         """
-        change = Change(user, tuple(rows), tuple(delete), dict(expected))
+        change = Change(user, tuple(rows), tuple(delete), dict(expected), read or {})
         change.validate(self._embedder[1])
         if not change.rows and not change.delete:
             return []
@@ -309,9 +321,16 @@ class NoteStore:
             user: Whose notes.
             size: Most rows at a time; only these are in memory, beside the ids of all.
         """
-        self._table()
-        with pinned(self.location) as table, self.location.disk():
+        with self.pinned() as table, self.location.disk():
             yield from ordered_rows(table, user, size)
+
+    @contextmanager
+    def pinned(self) -> Iterator[Any]:
+        """Give the table as it stands now; clean-up and purges leave that version alone."""
+        self._table()
+        with pinned(self.location) as table:
+            self.location.check_made_for(self._schema, table)
+            yield table
 
     def load(
         self, user: str, batches: Iterable[Sequence[Row]], *, expected: Mapping[str, int]
@@ -341,18 +360,25 @@ class NoteStore:
                 version = merge.when_not_matched_insert_all().execute(rows).version
         self._maintain(int(version), len(keys.ids))
 
-    def replace(self, user: str, batches: Callable[[], Iterable[Sequence[Row]]]) -> None:
+    def replace(
+        self,
+        user: str,
+        batches: Callable[[], Iterable[Sequence[Row]]],
+        *,
+        arrivals: Mapping[str, int] | None = None,
+    ) -> None:
         """Make the user's notes these and no others, in one commit and in bounded memory.
 
         Args:
             user: Whose notes.
             batches: Makes the rows; called while the store is locked, and may read it.
+            arrivals: The arrival, in nanoseconds, of notes that are not there now.
 
         Raises:
             ConflictError: An id belongs to another user; nothing was written.
         """
         keys = Keys()
-        with self._writing() as table, self._spooled(user, batches(), keys) as rows:
+        with self._writing() as table, self._spooled(user, batches(), keys, arrivals or {}) as rows:
             held = owners(table, keys.ids)
             if taken := [key for key, holder in held.items() if holder != user]:
                 raise ConflictError(taken)
@@ -363,9 +389,13 @@ class NoteStore:
 
     @contextmanager
     def _spooled(
-        self, user: str, batches: Iterable[Sequence[Row]], keys: Keys
+        self,
+        user: str,
+        batches: Iterable[Sequence[Row]],
+        keys: Keys,
+        before: Mapping[str, int] = MappingProxyType({}),
     ) -> Iterator[pa.RecordBatchReader]:
-        known = self._read(lambda table: arrivals(table, user))
+        known = {**before, **self._read(lambda table: arrivals(table, user))}
 
         def arrival(note_id: str) -> int:
             return known[note_id] if note_id in known else self._arrive()
@@ -381,34 +411,45 @@ class NoteStore:
             keys.take(rows)
             yield rows
 
-    def delete_user(self, user: str, *, purge: bool = False) -> int:
+    def delete_user(
+        self, user: str, *, purge: bool = False, beside: Callable[[], object] | None = None
+    ) -> int:
         """Delete all notes of a user; return how many there were.
 
         Args:
             user: Whose notes.
             purge: Leave no trace of them in older versions either; the table is written anew.
+            beside: With `purge`, deletes what else is the user's; called while the store is locked.
 
         Raises:
-            StoreError: Somebody else's tag keeps an older version, or a repair put parts of the
-                store aside; nothing was deleted.
+            StoreError: With `purge`: somebody reads or keeps an older version, or a repair put
+                parts of the store aside; nothing was deleted. Or the notes are deleted and older
+                versions could not be; the message says which.
         """
         where = condition(user)
         with self._writing() as table:
-            if not purge:
-                return int(table.delete(where).num_deleted_rows)
-            if kept := put_aside(self.location.folder):
-                raise StoreError(
-                    f"a repair put parts of the store into {kept[0]}, which may hold notes of "
-                    f"{user!r}; delete that folder, and purge again",
-                    path=str(kept[0]),
-                )
-            release_pins(table)
-            drop_stage(self.location)
-            count = int(table.count_rows(where))
-            others = table.search().where(f"NOT ({where})").to_batches()
-            clean(self.location.overwrite(self._schema, others), self.location)
-            drop_stage(self.location)
-            return count
+            if purge:
+                return self._purge(table, user, beside)
+            deleted = table.delete(where)
+        self._maintain(int(deleted.version), 0)
+        return int(deleted.num_deleted_rows)
+
+    def _purge(self, table: Any, user: str, beside: Callable[[], object] | None) -> int:
+        if kept := put_aside(self.location.folder):
+            raise StoreError(
+                f"a repair put parts of the store into {kept[0]}, which may hold notes of "
+                f"{user!r}; delete that folder, and purge again",
+                path=str(kept[0]),
+            )
+        release_pins(table, self.location)
+        drop_stage(self.location)
+        if beside is not None:
+            beside()
+        where, version = condition(user), int(table.version)
+        count = int(table.count_rows(where))
+        others = table.search().where(f"NOT ({where})").to_batches()
+        drop_until(version, self.location.overwrite(self._schema, others), self.location)
+        return count
 
     def optimize(self) -> None:
         """Join small files, bring the indices up to date, and drop versions nobody reads."""
@@ -481,12 +522,13 @@ class NoteStore:
             table.delete(condition(change.user, EVERYTHING, new, f"arrival IN ({own})"))
 
     def _maintain(self, version: int, rows: int) -> None:
-        # By the table's version, so that it also happens where each process makes one commit.
-        if rows < OPTIMIZE_ROWS and version % OPTIMIZE_EVERY:
+        # By what lies on disk, so that it also happens where each process makes one commit.
+        kept = count_versions(self.location) or version
+        if rows < OPTIMIZE_ROWS and kept % OPTIMIZE_EVERY:
             return
         try:
             self.optimize()
-        except StoreError:
+        except AmemError:
             # The commit itself is done; a caller that redid it would be wrong.
             logger.warning("the store %s could not be compacted", self.location.uri, exc_info=True)
 

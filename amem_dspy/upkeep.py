@@ -48,10 +48,8 @@ class Upkeep(ABC):
             StoreError: With `purge`, where somebody tagged an older version in LanceDB, or where a
                 folder of a repair may hold the user's notes; nothing was deleted.
         """
-        count = self.store.delete_user(self.user, purge=purge)
-        if purge:
-            self._snapshots().delete_all()
-        return count
+        beside = self._snapshots().drop_all if purge else None
+        return self.store.delete_user(self.user, purge=purge, beside=beside)
 
     def snapshot(self, name: str) -> Snapshot:
         """Keep the notes as they stand now under a name; takes as much room as they do.

@@ -69,20 +69,56 @@ def clean(table: Any, location: Location) -> None:
     table.optimize(cleanup_older_than=keep, delete_unverified=alone)
 
 
-def release_pins(table: Any) -> None:
-    """Drop the pins, so that no older version has to be kept.
+def count_versions(location: Location) -> int | None:
+    """Return how many versions lie in the folder; None for an object store."""
+    if location.folder is None:
+        return None
+    return sum(1 for _ in (location.folder / f"{TABLE}.lance" / "_versions").glob("*.manifest"))
+
+
+def drop_until(version: int, table: Any, location: Location) -> None:
+    """Drop a version and all before it.
+
+    Args:
+        version: The last one to go.
+        table: The table, at a later version; the store's lock is held where there is one.
+        location: Where it is.
 
     Raises:
-        StoreError: A tag that is not a pin holds a version; no pin was dropped.
+        StoreError: They are still there.
+    """
+    gone = "the notes are deleted, but older versions that hold them are still there"
+    try:
+        table.optimize(cleanup_older_than=KEEP_ALONE, delete_unverified=location.has_lock)
+    except Exception as error:
+        raise StoreError(f"{gone} ({error}); purge again", path=location.uri) from error
+    if any(kept["version"] <= version for kept in table.list_versions()):
+        raise StoreError(
+            f"{gone}: they are dated after now. Set the clock right, or wait, and purge again",
+            path=location.uri,
+        )
+
+
+def release_pins(table: Any, location: Location) -> None:
+    """Drop the pins of readers that died, so that no older version has to be kept.
+
+    Raises:
+        StoreError: A reader is under way, or a tag that is not a pin holds a version.
     """
     foreign = [name for name in table.tags.list() if not name.startswith(PIN)]
     if foreign:
         raise StoreError(
             f"the table is tagged {', '.join(sorted(foreign))}, which keeps older versions and all "
-            "that was in them; delete the tags with LanceDB first",
-            path=table.name,
+            "that was in them; delete the tags with LanceDB first; nothing was deleted",
+            path=location.uri,
         )
     for name in _pins(table):
+        if not _is_left(location, name):
+            raise StoreError(
+                "an export or a snapshot is under way, which reads an older version; purge again "
+                "when it has ended; nothing was deleted",
+                path=location.uri,
+            )
         _drop_tag(table, name)
 
 

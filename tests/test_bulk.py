@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lancedb
+import lancedb.table
 import numpy as np
 import pytest
 
@@ -217,6 +218,67 @@ def test_purge_refuses_where_somebody_elses_tag_keeps_a_version(
     assert store.count("ada") == 1
     table(folder).tags.delete("mine")
     assert store.delete_user("ada", purge=True) == 1
+
+
+def test_purge_refuses_while_somebody_reads_an_older_version(
+    store: NoteStore, folder: Path
+) -> None:
+    add(store, row("a"), row("b"))
+    reader = store.stream("ada", size=1)
+    next(reader)
+    with pytest.raises(StoreError, match="under way"):
+        store.delete_user("ada", purge=True)
+    assert len(list(reader)) == 1
+    assert store.delete_user("ada", purge=True) == 2
+
+
+def test_purge_says_so_where_versions_dated_after_now_stay(
+    store: NoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, row("a"))
+    monkeypatch.setattr(lancedb.table.LanceTable, "optimize", lambda *_, **__: None)
+    with pytest.raises(StoreError, match="dated after now"):
+        store.delete_user("ada", purge=True)
+    monkeypatch.undo()
+    assert store.count("ada") == 0
+    assert store.delete_user("ada", purge=True) == 0
+
+
+def test_purge_that_cannot_drop_versions_says_that_the_notes_are_gone(
+    store: NoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    add(store, row("a"))
+    monkeypatch.setattr(lancedb.table.LanceTable, "optimize", full)
+    with pytest.raises(StoreError, match="the notes are deleted"):
+        store.delete_user("ada", purge=True)
+
+
+def test_purge_deletes_what_is_beside_under_the_same_lock(store: NoteStore) -> None:
+    add(store, row("a"))
+    seen: list[int] = []
+    store.delete_user("ada", purge=True, beside=lambda: seen.append(store.count("ada")))
+    assert seen == [1]
+
+
+def test_deletions_are_cleaned_up_too(store: NoteStore, folder: Path) -> None:
+    for _ in range(40):
+        add(store, row("a"))
+        store.delete_user("ada")
+    assert len(table(folder).list_versions()) <= 20
+
+
+def test_closed_meanwhile_a_replacement_does_not_wait_for_itself(store: NoteStore) -> None:
+    add(store, row("a"))
+
+    def batches() -> Iterator[list[Row]]:
+        store.close()
+        yield [row("a", store.notes("ada")[0].content + " again", revision=1)]
+
+    store.replace("ada", batches)
+    assert store.notes("ada")[0].content == "text again"
 
 
 def test_purge_refuses_beside_what_a_repair_left(store: NoteStore, folder: Path) -> None:

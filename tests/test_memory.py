@@ -11,6 +11,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -1130,3 +1131,61 @@ def test_program_may_be_a_path_and_a_model_may_sit_on_its_predictors(
     program.set_lm(lm)
     AgenticMemory(tmp_path / "s", program=program, embedder=embedder).add("pot")
     assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("call", ["update", "repair"])
+def test_note_added_again_under_its_source_meanwhile_is_not_overwritten(
+    make_memory: Make, plain: Any, call: str
+) -> None:
+    def script(step: str, prompt: str) -> Any:
+        if other.count() == 1 and step == "ConstructNote" and "NEW" not in prompt and armed:
+            armed.clear()
+            other.delete(note.id)
+            other.add("NEW", source="s", thread="t", defer=True)
+        return plain(step, prompt)
+
+    armed: list[bool] = []
+    memory, _ = make_memory(script)
+    other, _ = make_memory()
+    note = memory.add("OLD", source="s", thread="t", metadata={"of": "old"}, defer=True)
+    armed.append(True)
+    if call == "update":
+        memory.update(note.id, content="OLD, changed")
+    else:
+        memory.repair()
+    now = memory.get(note.id)
+    assert now.metadata == {}
+    assert now.content == ("OLD, changed" if call == "update" else "NEW")
+    assert [entry.content for entry in now.history][-1] in ("NEW", None)
+
+
+def test_another_user_who_holds_the_id_of_a_source_does_not_stop_it(make_memory: Make) -> None:
+    ada, engine = make_memory(user="ada")
+    eve, _ = make_memory(user="eve")
+    taken = ada.add("of ada", source="mail-1").id
+    row = ada.store.rows("ada", [taken])[taken]
+    ada.delete(taken)
+    squatting = replace(row, note=row.note.model_copy(update={"user": "eve", "source": None}))
+    eve.store.commit([squatting], expected={}, user="eve")
+    before = len(engine.requests)
+    again = ada.add("of ada", source="mail-1")
+    assert (again.source, again.content) == ("mail-1", "of ada")
+    assert again.id != taken
+    assert len(engine.requests) - before == 1
+    assert ada.add("of ada", source="mail-1").id == again.id
+    assert eve.get(taken).content == "of ada"
+    assert (ada.count(), eve.count()) == (1, 1)
+
+
+def test_memory_stays_where_it_was_when_the_process_moves(
+    make_lm: Any, plain: Any, embedder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, _ = make_lm(plain)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    memory = AgenticMemory("memory", lm=lm, embedder=embedder)
+    memory.add("one")
+    monkeypatch.chdir(tmp_path / "other")
+    memory.close()
+    assert memory.count() == 1
+    assert not list((tmp_path / "other").iterdir())

@@ -77,6 +77,14 @@ def open_store(folder: Path | str, **settings: Any) -> NoteStore:
     return NoteStore(folder, **{"embedder_id": "stub", "dimension": DIMENSION, **settings})
 
 
+def without_lock(folder: Path) -> NoteStore:
+    """A store as on object storage, where no lock keeps other processes out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    store = open_store(folder)
+    store.location._folder = None
+    return store
+
+
 def found(hits: Sequence[tuple[Row, float]]) -> list[str]:
     return [row.note.id for row, _ in hits]
 
@@ -144,6 +152,30 @@ def test_tilde_expands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
     add(open_store("~/notes here"), make_row("a"))
     assert (folder / "notes here").is_dir()
+
+
+@pytest.mark.parametrize("scheme", ["file://", "FILE://"])
+def test_a_file_address_is_the_local_folder_with_its_lock(folder: Path, scheme: str) -> None:
+    store, same = open_store(folder / "a b"), open_store(f"{scheme}{folder}/a%20b")
+    add(store, make_row("a"))
+    assert same.count("ada") == 1
+    assert same.location.has_lock
+    assert same.location.folder == folder / "a b"
+
+
+def test_store_stays_where_it_was_when_the_process_moves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    store = open_store("here")
+    add(store, make_row("a"))
+    (folder / "other").mkdir()
+    monkeypatch.chdir(folder / "other")
+    add(store, make_row("b"))
+    store.close()
+    assert store.count("ada") == 2
+    assert not list((folder / "other").iterdir())
 
 
 def test_every_field_comes_back(store: NoteStore) -> None:
@@ -456,8 +488,7 @@ def test_failed_merge_leaves_the_store_as_it_was(
 def test_without_a_lock_a_changed_note_is_not_overwritten(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.mkdir(parents=True)
-    store = open_store(f"file://{folder}")
+    store = without_lock(folder)
     add(store, make_row("a"), make_row("b"))
     assert not (folder / ".lock").exists()
     # Another writer comes between the comparison and the merge.
@@ -479,20 +510,17 @@ def test_without_a_lock_a_changed_note_is_not_overwritten(
 def test_without_a_lock_the_same_new_note_is_stored_once(
     processes: ProcessPoolExecutor, folder: Path
 ) -> None:
-    folder.mkdir(parents=True)
-    address = f"file://{folder}"
-    open_store(address).open()
-    won = in_processes(processes, add_same_keys, *[(address,)] * 4)
+    without_lock(folder).open()
+    won = in_processes(processes, add_same_keys, *[(folder, False)] * 4)
     keys = [f"key{index}" for index in range(10)]
     assert sorted(chain.from_iterable(won)) == keys
-    assert sorted(note.id for note in open_store(address).notes("ada")) == keys
+    assert sorted(note.id for note in open_store(folder).notes("ada")) == keys
 
 
 def test_without_a_lock_the_loser_of_a_new_id_takes_only_its_own_rows_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.mkdir(parents=True)
-    store = open_store(f"file://{folder}")
+    store = without_lock(folder)
     add(store, make_row("a", "won"))
     monkeypatch.setattr("amem_dspy.change.Change.compare", lambda *_: None)
     with pytest.raises(ConflictError, match="a"):
@@ -505,10 +533,11 @@ def test_a_note_deleted_and_added_again_meanwhile_is_not_overwritten(store: Note
     read = store.get("ada", ["a"])["a"]
     store.commit([], expected={"a": 0}, delete=["a"], user="ada")
     add(store, make_row("a", "second", source="s"))
-    past = Revision(revision=0, at=NOON, cause="evolution", context=read.context)
-    evolved = read.model_copy(update={"context": "new", "revision": 1, "history": (past,)})
+    evolved = read.model_copy(update={"context": "new", "revision": 1})
     with pytest.raises(ConflictError, match="a"):
-        store.commit([Row(evolved, unit(1), unit(1))], expected={"a": 0}, user="ada")
+        store.commit(
+            [Row(evolved, unit(1), unit(1))], expected={"a": 0}, read={"a": read}, user="ada"
+        )
     assert store.get("ada", ["a"])["a"].content == "second"
 
 
@@ -532,8 +561,8 @@ def append_link(store: NoteStore, link_id: str) -> int:
     raise AssertionError("never went through")
 
 
-def add_same_keys(folder: Path | str) -> list[str]:
-    store, won = open_store(folder), []
+def add_same_keys(folder: Path, locked: bool = True) -> list[str]:
+    store, won = open_store(folder) if locked else without_lock(folder), list[str]()
     for index in range(10):
         try:
             add(store, make_row(f"key{index}", source=f"s{index}"))
