@@ -62,19 +62,16 @@ class Aside:
             path.unlink()
             self.moved.append(path.relative_to(self._store).as_posix())
 
-    def write(self, name: str, notes: Iterable[Note]) -> int:
-        """Append notes to a file, one JSON document a line; return how many."""
-        count = 0
+    def write(self, name: str, notes: Iterable[Note]) -> None:
+        """Append notes to a file, one JSON document a line; without notes there is none."""
         target = self._made() / name
         with target.open("a", encoding="utf-8") as stream:
             for note in notes:
                 stream.write(note.model_dump_json() + "\n")
-                count += 1
             stream.flush()
             os.fsync(stream.fileno())
         if not target.stat().st_size:
             target.unlink()
-        return count
 
     def _place(self, path: Path) -> Path:
         place = self._made() / path.relative_to(self._store)

@@ -17,8 +17,11 @@ from amem_dspy.errors import (
 )
 from amem_dspy.manifest import MAGIC, Manifest, TableFile, manifests, read_manifest, version_of
 
+# The table of an unfinished reindex is a cache: its damage is none of the store's.
+STAGE = "reindex"
 # Rows read at a time.
 BATCH = 256
+CHECK = "`amem doctor` checks it"
 REPAIR = (
     "nothing was changed; `amem doctor` checks the store, `amem doctor --repair` brings back the "
     "last good version and moves damaged files aside"
@@ -32,6 +35,7 @@ _READ_ONLY_NUMBERS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 # What is no word about contents, so that they need not be read for it.
 _PASSING = re.compile(r"(?i)conflict|not found|timed? ?out|retry")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_GONE = re.compile(r"Not found|\(os error 2\)")
 _NOISE = re.compile(r",? /\S+\.rs:\d+:\d+|\blance error: |\bLanceError\(\w+\): ")
 _ENDS = {".lance": MAGIC, ".manifest": MAGIC, ".arrow": b"ARROW1"}
 
@@ -60,13 +64,16 @@ def is_damage(error: Exception) -> bool:
     return is_disk_error(error) and system in (None, errno.ENOENT, errno.EIO)
 
 
-def translated(error: Exception, *, uri: str, folder: Path | None) -> StoreError:
+def translated(
+    error: Exception, *, uri: str, folder: Path | None, advice: str | None = CHECK
+) -> StoreError:
     """Return our error for one of the file system or LanceDB; it names the file and what to do.
 
     Args:
         error: What was raised.
         uri: The store's address.
         folder: Its folder, or None for an object store.
+        advice: What to do where the files do not tell; None where that was done already.
     """
     said = plain_text(error)
     if _is(error, _FULL_NUMBERS, _FULL):
@@ -77,20 +84,47 @@ def translated(error: Exception, *, uri: str, folder: Path | None) -> StoreError
         )
     if _is(error, _READ_ONLY_NUMBERS, _READ_ONLY):
         return _not_permitted(error, uri, folder, said)
-    damaged = next(_damaged_in(folder), None) if folder is not None else None
-    if damaged is None and folder is not None and is_damage(error) and not _PASSING.search(said):
+    problem = f"the store {uri} cannot be read or written: {said}"
+    if folder is None:
+        return StoreError(
+            f"{problem}; check the address, the network and the keys (`storage_options`, or the "
+            "provider's environment variables)",
+            path=uri,
+        )
+    if blocked := no_folder(folder):
+        return blocked
+    damaged = next(_damaged_in(folder), None)
+    if damaged is None and is_damage(error) and not _PASSING.search(said):
         damaged = next(_garbled_in(folder), None)
     if damaged is not None:
         return DamagedStoreError(
             f"the store's file {damaged.path} {damaged.what}; {REPAIR}", path=str(damaged.path)
         )
-    files = [path for path in folder.glob("*.lance") if path.is_file()] if folder else []
+    files = [path for path in folder.glob("*.lance") if path.is_file()]
     if files:
         return half_made(files[0])
-    return StoreError(
-        f"the store {uri} cannot be read or written: {said}; `amem doctor` checks it",
-        path=_named(error, uri),
-    )
+    if is_damage(error) and _GONE.search(said):
+        problem = (
+            f"files of the store {uri} changed while they were read, as others write and clean up: "
+            f"read again ({said})"
+        )
+        advice = advice and f"if it stays so, {advice}"
+    return StoreError("; ".join(filter(None, [problem, advice])), path=_named(error, uri))
+
+
+def no_folder(folder: Path) -> StoreError | None:
+    """Return the error for a store's folder that is none and cannot become one, else None."""
+    for path in (folder, *folder.parents):
+        if path.is_dir():
+            return None
+        if path.exists() or path.is_symlink():
+            what = "is a file" if path.exists() else "is a symbolic link to nothing"
+            return StoreError(
+                f"the store {folder} cannot be a folder: {path} {what}; remove that, or name "
+                "another folder",
+                path=str(path),
+            )
+    return None
 
 
 def half_made(table: Path) -> DamagedStoreError:
@@ -188,8 +222,12 @@ def _problem(path: Path, size: int | None) -> str | None:
     return "does not end as it was written" if ending and last != ending else None
 
 
+def _tables(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.lance") if path.stem != STAGE)
+
+
 def _damaged_in(folder: Path) -> Iterator[DamagedFile]:
-    for table in sorted(folder.glob("*.lance")):
+    for table in _tables(folder):
         yield from damaged_files(table)
 
 
@@ -197,7 +235,7 @@ def _garbled_in(folder: Path) -> Iterator[DamagedFile]:
     """Read all rows; yield the files whose contents cannot be read although they look whole."""
     import lancedb
 
-    for table in sorted(folder.glob("*.lance")):
+    for table in _tables(folder):
         newest = next(iter(manifests(table)), None)
         if newest is None:
             continue

@@ -133,6 +133,38 @@ class SentenceTransformerEmbedder:
         return _loaded(self._name).count_tokens(text)
 
 
+def vectors_of(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Return an embedder's vectors of the texts, whoever wrote it.
+
+    Returns:
+        Shape (n_texts, dimension) float32, rows of unit length.
+
+    Raises:
+        ConfigError: They are not one vector of `dimension` numbers a text, or one is zero or not a
+            number.
+    """
+    import numpy as np
+
+    rows = np.asarray(embedder.embed(texts), dtype=np.float32)
+    if rows.shape != (len(texts), embedder.dimension):
+        raise ConfigError(
+            f"the embedder {embedder.id} gave an array of shape {rows.shape} for {len(texts)} "
+            f"texts; embed(texts) must return shape (n_texts, {embedder.dimension})"
+        )
+    return _unit(rows, embedder.id)
+
+
+def _unit(rows: NDArray[np.float32], name: str) -> NDArray[np.float32]:
+    import numpy as np
+
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    if not (np.isfinite(norms).all() and (norms > 0).all()):
+        raise ConfigError(f"the embedder {name} gave a vector that is zero or not a number")
+    # What is of unit length already keeps its bits.
+    unit: NDArray[np.float32] = np.where(np.abs(norms - 1) < 1e-5, rows, rows / norms)
+    return unit
+
+
 def resolve_embedder(embedder: str | Embedder | None = None) -> Embedder:
     """Return the embedder to use: the one given, else $AMEM_EMBEDDER, else all-MiniLM-L6-v2.
 
@@ -178,13 +210,7 @@ class _Model:
             )
         starts = np.cumsum([0, *(len(of_text) for of_text in pieces[:-1])])
         rows = np.add.reduceat(np.asarray(raw, dtype=np.float32), starts, axis=0)
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        if not (np.isfinite(norms).all() and (norms > 0).all()):
-            raise ConfigError(
-                f"the embedder {self.name} gave a vector that is zero or not a number"
-            )
-        unit: NDArray[np.float32] = rows / norms
-        return unit
+        return _unit(rows, self.name)
 
     def _windows(self, text: str) -> list[str]:
         tokenizer, length = self.model.tokenizer, self.model.max_seq_length
@@ -276,7 +302,6 @@ def _load_folder(name: str, folder: Path) -> Any:
 
 def _require_hub(name: str, repository: str) -> None:
     """Ask the hub once whether it has the model: the loader itself would retry for a long time."""
-    import httpx
     import huggingface_hub
 
     fix = "give a folder that holds the model, or connect once to fetch it"
@@ -286,7 +311,8 @@ def _require_hub(name: str, repository: str) -> None:
         )
     try:
         huggingface_hub.HfApi().model_info(repository, timeout=_HUB_TIMEOUT)
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except Exception as error:
+        # The hub's library changes the client whose errors these are.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"the embedder {name!r} is not on this machine and the hub did not give it: {fix} "

@@ -14,7 +14,8 @@ from typing import IO, BinaryIO
 
 from amem_dspy.embedder import Embedder
 from amem_dspy.errors import ConflictError, DataError, SourceConflictError
-from amem_dspy.intake import file_name, read_notes
+from amem_dspy.inputs import aware_time
+from amem_dspy.intake import check_file, file_name, read_notes
 from amem_dspy.line import EmbedderName, Header, header_line, row_line
 from amem_dspy.merge import ImportReport, Merge
 from amem_dspy.policy import EvolutionPolicy
@@ -51,12 +52,15 @@ def export_notes(
         vectors: Write the vectors too, so that an import need not embed.
 
     Raises:
+        InvalidInputError: `path` is neither a file's name nor a binary stream.
         DataError: The file cannot be written.
     """
+    check_file(path, "write")
+    now = clock()
     header = Header(
         user=user,
         notes=0,
-        created=clock(),
+        created=aware_time(now, now),
         embedder=EmbedderName(id=embedder.id, dimension=embedder.dimension) if vectors else None,
     )
     with _written(path) as file:
@@ -82,8 +86,9 @@ def import_notes(
 ) -> ImportReport:
     """Add the notes of an export file to a user's, all in one commit or none.
 
-    Notes that are there already stay as they are, so a second import changes nothing. A note whose
-    id another user of the store has gets one of its own, always the same.
+    Notes that are there already stay as they are, so a second import changes nothing; of those of
+    which the file has a later revision, that comes in. Another user's notes, and those whose id
+    another user of the store has, get ids of their own, always the same.
 
     Args:
         store: Where the notes go.
@@ -95,10 +100,12 @@ def import_notes(
         progress: Called with how many notes are embedded, and of how many.
 
     Raises:
+        InvalidInputError: `path` is neither a file's name nor a binary stream.
         DataError: The file cannot be read or is no export, or lines are wrong or do not fit the
             store; names them by number. Nothing was written.
         ConflictError: Other writers came first many times in a row; nothing was written.
     """
+    check_file(path, "read")
     with Stage() as stage:
         left_out = read_notes(path, stage, user=user, embedder=embedder)
         merge = Merge(store, embedder, user, policy, clock, stage, file_name(path), left_out)

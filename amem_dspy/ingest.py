@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from amem_dspy.adapter import ExtractionError
-from amem_dspy.embedder import Embedder
+from amem_dspy.embedder import Embedder, vectors_of
 from amem_dspy.errors import ConflictError, SourceConflictError
 from amem_dspy.evolve import (
     Cause,
@@ -189,7 +189,7 @@ class Ingest:
 
     def _embed(self, wave: Sequence[Draft]) -> None:
         texts = [draft.note.document() for draft in wave]
-        vectors = self.embedder.embed([*texts, *(draft.note.content for draft in wave)])
+        vectors = vectors_of(self.embedder, [*texts, *(draft.note.content for draft in wave)])
         for place, draft in enumerate(wave):
             draft.vector, draft.vector_content = vectors[place], vectors[place + len(wave)]
 
@@ -362,7 +362,7 @@ def commit(
     """
     rows = {**store.rows(space.user, [note.id for note in changed]), **(known or {})}
     stale = [n for n in changed if n.id not in rows or rows[n.id].note.document() != n.document()]
-    fresh = embedder.embed([*(n.document() for n in stale), *(n.content for n in stale)])
+    fresh = vectors_of(embedder, [*(n.document() for n in stale), *(n.content for n in stale)])
     for place, note in enumerate(stale):
         rows[note.id] = Row(note, fresh[place], fresh[place + len(stale)])
     written = [replace(rows[note.id], note=note) for note in changed]

@@ -81,7 +81,7 @@ def aware_time(timestamp: str | datetime | None, now: datetime) -> datetime:
         InvalidInputError: It is no datetime, and no text with an ISO 8601 date or time.
     """
     if timestamp is None:
-        return now
+        timestamp = now
     if isinstance(timestamp, str):
         try:
             timestamp = datetime.fromisoformat(timestamp.strip())

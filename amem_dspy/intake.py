@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from amem_dspy.embedder import Embedder
-from amem_dspy.errors import DataError
+from amem_dspy.errors import DataError, InvalidInputError
 from amem_dspy.line import Header, read_header, read_line, read_vectors
 from amem_dspy.stage import Stage
 
@@ -19,6 +19,13 @@ SHOWN_PROBLEMS = 10
 MAX_PROBLEM_CHARS = 300
 # Far beyond any note with its history; a stream without line ends must not fill the memory.
 MAX_LINE_BYTES = 1 << 28
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
 
 
 @dataclass
@@ -44,6 +51,33 @@ class Problems:
             raise DataError(f"{self.file}: nothing was imported, {wrong}: {told}")
 
 
+def check_file(path: object, use: Literal["read", "write"]) -> None:
+    """Check that this is a file's name, or a stream of bytes to read from or write to.
+
+    Raises:
+        InvalidInputError: It is neither.
+    """
+    if isinstance(path, str | os.PathLike):
+        name = os.fspath(path)
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise InvalidInputError(f"{name!r:.120} is no name of a file")
+        try:
+            Path(name).expanduser()
+        except RuntimeError as error:
+            raise InvalidInputError(f"{name!r:.120}: {error}") from error
+        return
+    try:
+        # Neither moves the stream; one of text gives or wants str.
+        sound = path.read(0) == b"" if use == "read" else path.write(b"") in (0, None)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError, OSError):
+        sound = False
+    if not sound:
+        raise InvalidInputError(
+            f"the file to {use} must be a name, or a stream opened in binary mode; got "
+            f"{type(path).__name__}"
+        )
+
+
 def file_name(path: str | os.PathLike[str] | BinaryIO) -> str:
     """Return how messages call a file."""
     return os.fspath(path) if isinstance(path, str | os.PathLike) else "the stream"
@@ -67,14 +101,14 @@ def read_notes(
         DataError: The file cannot be read, is no export, or lines are wrong.
     """
     reading = _Reading(file_name(path), stage, user, embedder)
-    if not isinstance(path, str | os.PathLike):
-        reading.take_lines(path)
-        return reading.finish()
     try:
-        with Path(path).expanduser().open("rb") as file:
-            reading.take_lines(file)
+        if isinstance(path, str | os.PathLike):
+            with Path(path).expanduser().open("rb") as file:
+                reading.take_lines(file)
+        else:
+            reading.take_lines(path)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{reading.file}: cannot be read ({error.strerror or error})") from error
     return reading.finish()
 
 
@@ -131,8 +165,16 @@ class _Reading:
                     f"{self.file}: nothing was imported, line {number} is longer than "
                     f"{MAX_LINE_BYTES} bytes"
                 )
+            self._check_unpacked(number, raw)
             if stripped := (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).strip():
                 yield number, stripped
+
+    def _check_unpacked(self, number: int, raw: bytes) -> None:
+        packed = [kind for start, kind in _PACKED.items() if raw.startswith(start)]
+        if number == 1 and packed:
+            raise DataError(
+                f"{self.file}: nothing was imported, it is packed ({packed[0]}); unpack it first"
+            )
 
     def _header(self, number: int, raw: bytes) -> Header | None:
         try:
@@ -150,6 +192,11 @@ class _Reading:
     def _leave_out_others(self) -> int:
         users = self.stage.users()
         if len(users) < 2:
+            if self.header is None and users != [self.user]:
+                raise DataError(
+                    f"{self.file}: nothing was imported, it has no header and holds notes of "
+                    f"{users[0]!r}, not of {self.user!r}; import it as that user (`--user NAME`)"
+                )
             return 0
         if self.user not in users:
             raise DataError(

@@ -6,6 +6,8 @@ Nothing is written, and no model or embedder is needed.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,10 +15,19 @@ from typing import Any, Literal
 import filelock
 
 from amem_dspy.audit import TableFiles, check_files, index_problems, read_through
-from amem_dspy.damage import is_damage, plain_text, unread_fragments
-from amem_dspy.errors import StoreError
+from amem_dspy.damage import (
+    STAGE,
+    damaged_files,
+    is_damage,
+    is_disk_error,
+    no_folder,
+    plain_text,
+    translated,
+    unread_fragments,
+)
+from amem_dspy.errors import AmemError, StoreError
 from amem_dspy.invariant import Problem
-from amem_dspy.location import LOCK_FILE, TABLE, Location
+from amem_dspy.location import LOCK_FILE, TABLE, Location, open_if_there
 from amem_dspy.manifest import manifests
 from amem_dspy.schema import SCHEMA_VERSION, embedder_of
 from amem_dspy.version import PIN, PIN_SECONDS
@@ -75,18 +86,38 @@ def check_store(address: str | Path, *, locked: bool = False) -> Report:
     """
     location = Location(str(address), None)
     folder = location.folder
-    with location.disk():
+    with disk(location):
         return _settled(location, folder, locked=locked)
+
+
+@contextmanager
+def disk(location: Location) -> Iterator[None]:
+    """Turn errors as `Location.disk` does, without the advice to check the store."""
+    try:
+        yield
+    except AmemError:
+        raise
+    except Exception as exc:
+        if not is_disk_error(exc):
+            raise
+        raise translated(exc, uri=location.uri, folder=location.folder, advice=None) from exc
+
+
+def _no_store(location: Location) -> StoreError:
+    folder = location.folder
+    return (folder and no_folder(folder)) or StoreError(
+        f"there is no store at {location.uri}; make one with `amem add`, or name another",
+        path=location.uri,
+    )
 
 
 def _settled(location: Location, folder: Path | None, *, locked: bool) -> Report:
     if folder is None:
+        if open_if_there(location.connect()) is None:
+            raise _no_store(location)
         return _check(location, "none")
     if not (folder / f"{TABLE}.lance").exists():
-        raise StoreError(
-            f"there is no store at {location.uri}; make one with `amem add`, or name another",
-            path=location.uri,
-        )
+        raise _no_store(location)
     if locked:
         return _check(location, "held")
     # A version that others have cleaned up meanwhile looks like damage, so look again.
@@ -147,7 +178,8 @@ def _check(location: Location, lock: Lock) -> Report:
         for path in found
         if path not in snapshots
     )
-    report = replace(report, remarks=(*report.remarks, *cut_short))
+    remarks = (*report.remarks, *cut_short, *_stage_remarks(folder / f"{STAGE}.lance"))
+    report = replace(report, remarks=remarks)
     return _with(report, *(p for path in snapshots for p in snapshot_problems(location, path)))
 
 
@@ -207,6 +239,15 @@ def _garbled(location: Location, table: Any, files: TableFiles | None) -> list[P
         Problem("damaged_file", f"{file.path} {file.what}", path=str(file.path))
         for file in found.values()
     ]
+
+
+def _stage_remarks(path: Path) -> list[str]:
+    """Return what there is to say of an unfinished reindex; it is a cache, so no fault."""
+    if not path.exists():
+        return []
+    whole = next(iter(manifests(path)), None) is not None and not damaged_files(path)
+    rest = "goes on with it" if whole else "begins anew, as it is damaged"
+    return [f"{path.name} holds what an unfinished `amem reindex` embedded; the next one {rest}"]
 
 
 def _tag_remarks(table: Any) -> tuple[str, ...]:

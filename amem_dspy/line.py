@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from amem_dspy.change import check_vector
 from amem_dspy.errors import InvalidInputError
-from amem_dspy.inputs import content_text, flat_metadata, name
+from amem_dspy.inputs import aware_time, content_text, flat_metadata, name
 from amem_dspy.invariant import history_problems, link_problems
 from amem_dspy.note import Note
 from amem_dspy.schema import Row
@@ -27,6 +27,7 @@ VERSION = 1
 # The count is known last, and the header stands first.
 COUNT_DIGITS = 20
 UNIT_TOLERANCE = 0.01
+MAX_POSITION = 2**31 - 1
 
 
 class EmbedderName(BaseModel):
@@ -82,7 +83,12 @@ def row_line(row: Row, *, vectors: bool = False) -> bytes:
 
 def note_text(fields: dict[str, Any]) -> str:
     """Return the fields of a note as JSON in one line."""
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=datetime.isoformat)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=_zoned)
+
+
+def _zoned(moment: datetime) -> str:
+    # A clock without a zone may have written the history; files say the zone.
+    return aware_time(moment, moment).isoformat()
 
 
 def _base64(vector: NDArray[np.float32]) -> str:
@@ -159,7 +165,7 @@ def _check_place(note: NoteLine) -> None:
         raise ValueError("the timestamp has no zone; write it like 2026-07-20T10:00+09:00")
     if (note.thread is None) != (note.position is None):
         raise ValueError("thread and position go together")
-    if note.position is not None and not 0 <= note.position < 2**31:
+    if note.position is not None and not 0 <= note.position <= MAX_POSITION:
         raise ValueError(f"the position {note.position} is out of range")
     if not 0 <= note.revision < 2**63:
         raise ValueError(f"the revision {note.revision} is out of range")
@@ -170,8 +176,6 @@ def _check_links(note: NoteLine) -> None:
         name(link.id, what="the id of a link")
     for problem in (*link_problems(note), *history_problems(note)):
         raise ValueError(problem.text)
-    if any(entry.at.utcoffset() is None for entry in note.history):
-        raise ValueError("a time in the history has no zone")
 
 
 def read_vectors(note: NoteLine, dimension: int) -> bytes | None:

@@ -15,6 +15,7 @@ import dspy
 
 from amem_dspy.embedder import Embedder, resolve_embedder
 from amem_dspy.errors import (
+    ConfigError,
     ConflictError,
     InvalidInputError,
     NoteNotFoundError,
@@ -96,6 +97,8 @@ class AgenticMemory(Upkeep):
         self.user = name(user, what="user")
         self.policy = policy or EvolutionPolicy()
         self.embedder = resolve_embedder(embedder)
+        if not fspath(uri).strip():
+            raise ConfigError("the store's address is empty; name a folder, such as ./memory")
         # Of now: the process may move to another folder before the store is opened (again).
         self._uri = str(local_folder(fspath(uri)) or uri)
         self._lm = lm

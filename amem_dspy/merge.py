@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
 import numpy as np
 
 from amem_dspy.embedder import Embedder
-from amem_dspy.errors import ConflictError
-from amem_dspy.evolve import Workspace, recorded
+from amem_dspy.errors import DataError
+from amem_dspy.inputs import aware_time
 from amem_dspy.intake import Problems
-from amem_dspy.note import Link, Note, Revision
+from amem_dspy.line import MAX_POSITION
+from amem_dspy.mirror import Mirror
+from amem_dspy.note import Link, Note
 from amem_dspy.policy import EvolutionPolicy
-from amem_dspy.stage import BATCH, Entry, Stage, content_digest
+from amem_dspy.renaming import own_ids, renamed_history, told_ids
+from amem_dspy.stage import BATCH, KNOWN, NEW, UPDATE, WRITTEN, Entry, Found, Stage, content_digest
 from amem_dspy.store import NoteStore, Row
 
 EMBED_BATCH = 64
@@ -32,26 +34,28 @@ class ImportReport:
 
     Attributes:
         added: Notes that were not there.
+        updated: Notes that were there, of which the file has a later revision.
         known: Notes that were there already with the same content, and were left as they are.
-        embedded: Notes among the added ones whose vectors were made here.
-        renamed: Notes among the added ones whose id another user of the store has.
-        dropped_links: Links of added notes to notes that are neither in the file nor in the store.
+        embedded: Notes among the added and updated ones whose vectors were made here.
+        renamed: Notes among the added ones that got an id of their own, because another user of the
+            store has theirs, or because they were another user's.
+        moved: Notes among the added ones that stand at the end of their thread, because another
+            note has their position.
+        dropped_links: Links of added and updated notes to notes that are neither in the file nor in
+            the store.
         relinked: Known notes that got or lost a link, each with a revision.
         left_out: Notes of other users, in a file of several users.
     """
 
     added: int
+    updated: int
     known: int
     embedded: int
     renamed: int
+    moved: int
     dropped_links: int
     relinked: int
     left_out: int
-
-
-def derived_id(user: str, note_id: str) -> str:
-    """Return the id that a user's note gets where another user has its own."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"amem-import:{user!r}:{note_id}"))
 
 
 @dataclass
@@ -67,6 +71,7 @@ class Merge:
     file: str
     left_out: int
     embedded: int = 0
+    moved: int = 0
 
     def run(self, progress: Callable[[int, int], None] | None) -> ImportReport:
         """Compare the stage with the store as it is now, and write what is new."""
@@ -81,68 +86,71 @@ class Merge:
         for line, final in self.stage.clashes():
             problems.add(line, f"the note would be stored as {final!r}, as another line's")
         problems.check()
+        self._seat()
         self._aim_links()
 
-    def _identified(
-        self, entries: Sequence[Entry], problems: Problems
-    ) -> Iterator[tuple[int, str, bool]]:
-        """Yield for each note its place, its id in the store, and whether it is there already."""
-        owners, own = self._owners([entry.id for entry in entries])
+    def _identified(self, entries: Sequence[Entry], problems: Problems) -> Iterator[Found]:
+        """Yield what each note is to the store."""
+        owners, own = own_ids(self.store, self.user, [entry.id for entry in entries])
         held = self.store.get(self.user, [key for key, who in owners.items() if who == self.user])
         sources = [entry.source for entry in entries if entry.source is not None]
         by_source = self.store.find_sources(self.user, sources) if sources else {}
         taken = self._taken(entries)
         for entry in entries:
-            twin = (
-                held.get(entry.id) or held.get(own[entry.id]) or by_source.get(entry.source or "")
-            )
+            mine = entry.user == self.user
+            # Of another user's note, an equal id means nothing without an equal content.
+            same = held.get(entry.id)
+            same = same if mine or (same is not None and _alike(same, entry)) else None
+            twin = same or held.get(own[entry.id]) or by_source.get(entry.source or "")
             if twin is None:
-                free = owners.get(entry.id, self.user) == self.user
-                if holder := taken.get((entry.thread, entry.position)):
+                # A free id of another user's note may be needed by that user once more.
+                free = mine and owners.get(entry.id, self.user) == self.user
+                seat = None if (entry.thread, entry.position) in taken else entry.position
+                yield Found(entry.place, entry.id if free else own[entry.id], NEW, seat)
+            elif mine and twin.id in (entry.id, own[entry.id]) and entry.revision > twin.revision:
+                yield Found(entry.place, twin.id, UPDATE, twin.position)
+            else:
+                if not _alike(twin, entry):
+                    what = "id" if twin.id in (entry.id, own[entry.id]) else "source"
                     problems.add(
                         entry.line,
-                        f"position {entry.position} of the thread {entry.thread!r} is taken by the "
-                        f"note {holder!r} of the store; name the thread otherwise",
+                        f"the note {twin.id!r} of the store has the same {what} and other content, "
+                        "and the line is no later revision of it; take the line out, or, to have "
+                        "both, give it another id (in the links to it too) and another source",
                     )
-                yield entry.place, entry.id if free else own[entry.id], False
-                continue
-            if content_digest(twin.content) != entry.digest:
-                what = "id" if twin.id in (entry.id, own[entry.id]) else "source"
-                problems.add(
-                    entry.line,
-                    f"the note {twin.id!r} of the store has the same {what} and other content; "
-                    "take the line out, or delete that note first",
-                )
-            yield entry.place, twin.id, True
+                yield Found(entry.place, twin.id, KNOWN, twin.position)
 
-    def _owners(self, ids: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the users of the ids that are taken, and the id of this user's own for each."""
-        own = {note_id: derived_id(self.user, note_id) for note_id in ids}
-        owners = self.store.owners([*own, *own.values()])
-        for note_id, key in own.items():
-            # Anybody can work out a derived id and take it.
-            while owners.get(key, self.user) != self.user:
-                key = derived_id(self.user, key)
-                owners |= self.store.owners([key])
-            own[note_id] = key
-        return owners, own
-
-    def _taken(self, entries: Sequence[Entry]) -> dict[tuple[str | None, int | None], str]:
-        """Return the notes of the store at the same places of the same threads."""
+    def _taken(self, entries: Sequence[Entry]) -> set[tuple[str | None, int | None]]:
+        """Return the places in threads that notes of the store have."""
         wanted: dict[str, list[int]] = {}
         for entry in entries:
             if entry.thread is not None and entry.position is not None:
                 wanted.setdefault(entry.thread, []).append(entry.position)
-        found: dict[tuple[str | None, int | None], str] = {}
+        found: set[tuple[str | None, int | None]] = set()
         for names in _parts(wanted, MAX_THREADS):
             notes = self.store.threads(self.user, {thread: wanted[thread] for thread in names})
-            found |= {(note.thread, note.position): note.id for note in notes}
+            found |= {(note.thread, note.position) for note in notes}
         return found
+
+    def _seat(self) -> None:
+        """Put notes whose place is taken at the end of their threads, in the file's order."""
+        self.moved = 0
+        for part in _parts(self.stage.crowded(), MAX_THREADS):
+            ends = self.store.thread_ends(self.user, [thread for thread, _ in part])
+            for thread, after in part:
+                first = max(after, ends.get(thread, 0))
+                end = self.stage.seat(thread, first)
+                if end - 1 > MAX_POSITION:
+                    raise DataError(
+                        f"{self.file}: nothing was imported, notes of the store have positions of "
+                        f"the thread {thread!r}, and there are none after its end; rename it"
+                    )
+                self.moved += end - first
 
     def _aim_links(self) -> None:
         self.stage.aim_links()
         for targets in self.stage.outward():
-            owners, own = self._owners(targets)
+            owners, own = own_ids(self.store, self.user, targets)
             goals = {
                 target: key
                 for target in targets
@@ -152,7 +160,7 @@ class Merge:
             self.stage.aim(goals)
 
     def _embed(self, progress: Callable[[int, int], None] | None) -> None:
-        waiting = self.stage.count("known = 0 AND vectors IS NULL")
+        waiting = self.stage.count(f"{WRITTEN} AND vectors IS NULL")
         done = 0
         for batch in self.stage.bodies(without_vectors=True):
             for part in _parts(batch, EMBED_BATCH):
@@ -168,90 +176,49 @@ class Merge:
         self.embedded += done
 
     def _write(self) -> ImportReport:
-        mirrored, links = self._mirrored()
-        added = self.stage.count("known = 0")
-        if added:
-            expected = {row.note.id: row.note.revision - 1 for row in mirrored}
-            self.store.load(self.user, self._rows(mirrored, links), expected=expected)
+        now = self.clock()
+        beside = Mirror(self.store, self.user, self.policy, aware_time(now, now), self.stage)
+        beside.run(self._notes)
+        if beside.rows or self.stage.count(WRITTEN):
+            self.store.load(self.user, self._rows(beside), expected=beside.expected)
         return ImportReport(
-            added=added,
-            known=self.stage.count("known = 1"),
+            added=self.stage.count(f"known = {NEW}"),
+            updated=self.stage.count(f"known = {UPDATE}"),
+            known=self.stage.count(f"known = {KNOWN}"),
             embedded=self.embedded,
-            renamed=self.stage.count("known = 0 AND final != id"),
+            renamed=self.stage.count(f"known = {NEW} AND final != id"),
+            moved=self.moved,
             dropped_links=self.stage.dropped_links(),
-            relinked=len(mirrored),
+            relinked=len(beside.rows),
             left_out=self.left_out,
         )
 
-    def _mirrored(self) -> tuple[list[Row], dict[str, tuple[Link, ...]]]:
-        """Mirror links of new notes on the notes that were there.
-
-        Returns:
-            The rows of the latter as they will be, and the links that the former keep, by id.
-        """
-        rows: dict[str, Row] = {}
-
-        def load(ids: Sequence[str]) -> dict[str, Note]:
-            found = self.store.rows(self.user, ids)
-            rows.update(found)
-            return {key: row.note for key, row in found.items()}
-
-        space = Workspace(self.user, load)
-        causes: dict[str, str] = {}
-        for part in self.stage.crossing():
-            note = self._notes([part])[0]
-            space.put(note)
-            for link in note.links:
-                if not self.stage.is_new(link.id):
-                    self._mirror(space, note.id, link)
-                    causes.setdefault(link.id, note.id)
-        at = self.clock()
-        changed = [
-            recorded(before, after, cause="relink", by=causes.get(key), at=at, policy=self.policy)
-            for key, before in space.before.items()
-            if (after := space.after[key]) != before
-        ]
-        links = {key: note.links for key, note in space.after.items() if key not in space.before}
-        return [replace(rows[note.id], note=note) for note in changed], links
-
-    def _mirror(self, space: Workspace, new: str, link: Link) -> None:
-        known = space.get(link.id)
-        if known is None:
-            raise ConflictError([link.id])
-        links = (*known.links, link.model_copy(update={"id": new}))
-        space.put(known.model_copy(update={"links": links}))
-        # The cap holds for notes that are here; those of the file come as they are.
-        for weak in sorted(links, key=lambda one: -one.strength)[self.policy.max_links :]:
-            space.unlink(known.id, weak.id)
-
-    def _rows(
-        self, mirrored: Sequence[Row], links: dict[str, tuple[Link, ...]]
-    ) -> Iterator[Sequence[Row]]:
-        yield from _parts(mirrored, BATCH)
+    def _rows(self, beside: Mirror) -> Iterator[Sequence[Row]]:
+        yield from _parts(beside.rows, BATCH)
         for part in self.stage.bodies():
             vectors = self.stage.vectors(place for place, _ in part)
             rows = []
             for (place, _), note in zip(part, self._notes(part), strict=True):
-                if note.id in links:
-                    note = note.model_copy(update={"links": links[note.id]})
                 both = np.frombuffer(vectors[place], "<f4").reshape(2, -1)
-                rows.append(Row(note, both[0], both[1]))
+                rows.append(Row(beside.notes.get(note.id, note), both[0], both[1]))
             yield rows
 
     def _notes(self, part: Sequence[tuple[int, str]]) -> list[Note]:
         """Return notes of the stage as they will be stored, with the ids they have there."""
         notes = [Note.model_validate_json(body) for _, body in part]
-        finals = self.stage.finals(place for place, _ in part)
+        places = [place for place, _ in part]
+        finals, seats = self.stage.finals(places), self.stage.seats(places)
         goals = self.stage.goals(link.id for note in notes for link in note.links)
-        told = {key for note in notes for entry in note.history for key in _ids(entry)}
+        told = told_ids(entry for note in notes for entry in note.history)
         renamed = self.stage.renamed(told)
         return [
             note.model_copy(
                 update={
                     "id": finals[place],
                     "user": self.user,
+                    "position": seats[place],
                     "links": _aimed(note.links, goals),
-                    "history": tuple(_renamed(entry, renamed) for entry in note.history),
+                    "history": renamed_history(note.history, renamed),
                 }
             )
             for (place, _), note in zip(part, notes, strict=True)
@@ -267,16 +234,8 @@ def _aimed(links: Sequence[Link], goals: Mapping[str, str]) -> tuple[Link, ...]:
     return tuple(aimed.values())
 
 
-def _ids(entry: Revision) -> list[str]:
-    return [*([entry.by] if entry.by is not None else []), *(link.id for link in entry.links)]
-
-
-def _renamed(entry: Revision, renamed: Mapping[str, str]) -> Revision:
-    if not renamed.keys() & set(_ids(entry)):
-        return entry
-    links = [link.model_copy(update={"id": renamed.get(link.id, link.id)}) for link in entry.links]
-    by = None if entry.by is None else renamed.get(entry.by, entry.by)
-    return entry.model_copy(update={"by": by, "links": tuple(links)})
+def _alike(stored: Note, entry: Entry) -> bool:
+    return content_digest(stored.content) == entry.digest
 
 
 def _parts(items: Iterable[T], size: int) -> Iterator[list[T]]:

@@ -5,6 +5,7 @@ Each step leaves a store that the next run can go on with, so a repair that was 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from amem_dspy.damage import (
     unread_fragments,
 )
 from amem_dspy.errors import StoreError, StoreVersionError
-from amem_dspy.integrity import Report, check_store, snapshot_problems, snapshot_tables
+from amem_dspy.integrity import Report, check_store, disk, snapshot_problems, snapshot_tables
 from amem_dspy.location import TABLE, Location, create_indices
 from amem_dspy.manifest import (
     HINT,
@@ -56,6 +57,7 @@ class Repair:
         aside: The folder with what was taken out of the store; None where nothing was.
         moved: The files and folders that were moved there, relative to the store.
         saved: How many notes were written to `notes.jsonl` there, for `amem import`.
+        saved_users: Whose notes these are.
         lost: How many notes of the newest version could be read there no more and are not in the
             version that is back either.
         lost_ids: Those of their ids that links of other notes name.
@@ -67,6 +69,7 @@ class Repair:
     aside: Path | None = None
     moved: tuple[str, ...] = ()
     saved: int = 0
+    saved_users: tuple[str, ...] = ()
     lost: int = 0
     lost_ids: tuple[str, ...] = ()
 
@@ -93,7 +96,7 @@ def repair_store(
     foreign = [problem.text for problem in before.problems if problem.kind == "schema_version"]
     if foreign:
         raise StoreVersionError(f"{foreign[0]}; install that version", path=location.uri)
-    with location.exclusive(), location.disk():
+    with location.exclusive(), disk(location):
         return _Work(location, location.folder, before, clock()).done()
 
 
@@ -108,7 +111,7 @@ class _Work:
         self.now = now
         self.aside = Aside(folder, now)
         self.actions: list[str] = []
-        self.saved = 0
+        self.saved: Counter[str] = Counter()
         self.lost = 0
         self.lost_ids: set[str] = set()
 
@@ -130,7 +133,8 @@ class _Work:
             tuple(self.actions),
             self.aside.folder,
             tuple(self.aside.moved),
-            self.saved,
+            self.saved.total(),
+            tuple(sorted(self.saved)),
             self.lost,
             tuple(sorted(self.lost_ids)),
         )
@@ -225,13 +229,18 @@ class _Work:
             )
         reading = _Readable(table, newest)
         newer = (note for note in reading.notes() if known.get(note.id) != note.revision)
-        self.saved += self.aside.write(NOTES, newer)
+        self.aside.write(NOTES, self._counted(newer))
         self._count_lost(reading, total, known.keys())
         older.restore()
         self.actions.append(
-            f"version {newest.version} cannot be read as a whole: version {good.version} "
-            f"({len(known)} notes) is back; {self.saved} notes that are newer were saved"
+            f"version {newest.version} cannot be read as a whole: version {good.version} is back "
+            f"(its notes: {len(known)}; newer ones that were saved: {self.saved.total()})"
         )
+
+    def _counted(self, notes: Iterable[Note]) -> Iterator[Note]:
+        for note in notes:
+            self.saved[note.user] += 1
+            yield note
 
     def _made_again(self, table: Any, newest: Manifest, total: int) -> None:
         reading = _Readable(table, newest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 HIDDEN = "***"
@@ -12,6 +13,9 @@ HIDDEN = "***"
 _SHORTEST = 6
 _SECRET_NAME = re.compile(
     r"key|token|secret|password|passwd|credential|authorization", re.IGNORECASE
+)
+_SECRET_VARIABLE = re.compile(
+    r"(?:key|token|secret|password|passwd|credential|authorization)s?(?:_?\d+)?$", re.IGNORECASE
 )
 _LOOKS_SECRET = (
     re.compile(r"\b(?:sk|pk|gsk|hf|xai|ghp)[-_][\w*.-]{4,}"),
@@ -60,8 +64,18 @@ def is_secret_name(name: str) -> bool:
 
 def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
-        if is_secret_name(name) and len(value) >= _SHORTEST:
+        # HF_TOKEN_PATH and KEY_FILE say where a key is; the place must stay in messages.
+        if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST and not _is_path(value):
             yield value
+
+
+def _is_path(value: str) -> bool:
+    # Without a separator it is a key that happens to be the name of some file here.
+    try:
+        return os.sep in value and Path(value).expanduser().exists()
+    except (OSError, RuntimeError):
+        # Too long for a path, or of an unknown user.
+        return False
 
 
 def _named_secrets(settings: Mapping[str, Any]) -> Iterator[str]:

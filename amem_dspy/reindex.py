@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from amem_dspy.change import check_vector
-from amem_dspy.embedder import Embedder
-from amem_dspy.errors import EmbedderMismatchError, StoreError
+from amem_dspy.damage import STAGE, is_damage, plain_text
+from amem_dspy.embedder import Embedder, vectors_of
+from amem_dspy.errors import DamagedStoreError, EmbedderMismatchError, StoreError
 from amem_dspy.location import TABLE, Location, open_if_there, retried
 from amem_dspy.note import represent
 from amem_dspy.query import one_of
 from amem_dspy.schema import embedder_of, note_schema
 
-STAGE = "reindex"
 BATCH = 256
 _VECTORS = ("vector", "vector_content")
 _TEXTS = ["content", "keywords", "tags", "context"]
@@ -40,8 +39,9 @@ def reindex(
 
     Readers and writers with the old embedder go on until all is embedded, and then get
     `EmbedderMismatchError`. A run that stopped is continued by the next one with the same embedder;
-    one with another embedder begins anew. Several at once for one embedder end well, but share no
-    work. Where no lock reaches (object stores) nobody else may write while it runs.
+    one with another embedder begins anew, as does one that finds what was embedded so far damaged.
+    Several at once for one embedder end well, but share no work. Where no lock reaches (object
+    stores) nobody else may write while it runs.
 
     Args:
         location: The store; made empty where there is none.
@@ -80,6 +80,10 @@ class _FinishedElsewhere(Exception):
     """Another process has made the store this embedder's."""
 
 
+class _DamagedStageError(DamagedStoreError):
+    """What was embedded so far cannot be read."""
+
+
 class _Run:
     def __init__(
         self, location: Location, embedder: Embedder, progress: Progress, batch: int
@@ -96,13 +100,23 @@ class _Run:
         if self._is_done():
             return 0
         try:
+            self._embed_and_switch()
+        except _DamagedStageError:
+            # It is only a cache.
+            with self.location.exclusive(), self.location.disk():
+                drop_stage(self.location)
+            self.embedded = 0
+            self._embed_and_switch()
+        return self.embedded
+
+    def _embed_and_switch(self) -> None:
+        try:
             with self._exclusive() as (database, _):
                 self._begin(database)
             self._stage_until_few_are_left()
             self._switch()
         except _FinishedElsewhere:
             pass
-        return self.embedded
 
     def _is_done(self) -> bool:
         try:
@@ -124,17 +138,41 @@ class _Run:
             yield database, table
 
     def _begin(self, database: Any) -> None:
-        stage = open_if_there(database, STAGE)
-        if stage is None or embedder_of(stage.schema) != embedder_of(self.schema):
+        if not self._fits(self._opened(database)):
             columns = [self.schema.field(name) for name in _VECTORS]
             fields = [pa.field("digest", pa.binary()), *columns]
             schema = pa.schema(fields, metadata=self.schema.metadata)
             drop_stage(self.location)
             database.create_table(STAGE, schema=schema)
 
+    def _opened(self, database: Any) -> Any:
+        with self._reading_stage():
+            return open_if_there(database, STAGE)
+
+    def _fits(self, stage: Any) -> bool:
+        return stage is not None and embedder_of(stage.schema) == embedder_of(self.schema)
+
+    @contextmanager
+    def _reading_stage(self) -> Iterator[None]:
+        """Tell damage of the staging table from damage of the store; only on a local folder."""
+        try:
+            yield
+        except Exception as exc:
+            if self.location.folder is None or not is_damage(exc):
+                raise
+            path = str(self.location.folder / f"{STAGE}.lance")
+            raise _DamagedStageError(
+                f"{path} cannot be read: {plain_text(exc)}", path=path
+            ) from exc
+
+    def _places(self, stage: Any) -> dict[bytes, int]:
+        """Return the row of the staging table for each digest."""
+        with self._reading_stage():
+            listed = stage.search().with_row_id(True).select(["digest", "_rowid"]).to_arrow()
+        return dict(zip(listed["digest"].to_pylist(), listed["_rowid"].to_pylist(), strict=True))
+
     def _stage(self, database: Any) -> Any:
-        stage = open_if_there(database, STAGE)
-        if stage is None or embedder_of(stage.schema) != embedder_of(self.schema):
+        if not self._fits(stage := self._opened(database)):
             raise StoreError(
                 f"another process began to embed the store {self.location.uri} anew, or cleared "
                 "what was embedded so far; run this again when it has ended",
@@ -151,7 +189,7 @@ class _Run:
     def _stage_all(self) -> int:
         """Embed what has no vectors yet; return how many notes that were."""
         with self._exclusive() as (database, table):
-            known = set(_places(self._stage(database)))
+            known = set(self._places(self._stage(database)))
             ids = table.search().select(["id"]).to_arrow()["id"].to_pylist()
         before = self.embedded
         for start in range(0, len(ids), self.batch):
@@ -179,9 +217,7 @@ class _Run:
         """Return a row of the staging table for each text, each once."""
         fresh = {text.digest: text for text in texts}
         documents = [text.document for text in fresh.values()]
-        made = self.embedder.embed([*documents, *(text.content for text in fresh.values())])
-        for vector in made:
-            check_vector(vector, self.embedder.dimension, name="a vector of the embedder")
+        made = vectors_of(self.embedder, [*documents, *(text.content for text in fresh.values())])
         self.embedded += len(texts)
         halves = (made[: len(fresh)], made[len(fresh) :])
         vectors = [_vector_array(half, self.embedder.dimension) for half in halves]
@@ -191,7 +227,7 @@ class _Run:
     def _switch(self) -> None:
         with self._exclusive() as (database, table), tempfile.TemporaryFile() as file:
             stage = self._stage(database)
-            places = _places(stage)
+            places = self._places(stage)
             with pa.ipc.new_stream(file, self.schema) as writer:
                 for rows in self._rows(table):
                     writer.write_table(self._joined(rows, stage, places))
@@ -212,7 +248,8 @@ class _Run:
         texts = _texts(rows)
         missing = [text for text in texts if text.digest not in places]
         staged = sorted({places[text.digest] for text in texts if text.digest in places})
-        parts = [stage.take_row_ids(staged).to_arrow()] if staged else []
+        with self._reading_stage():
+            parts = [stage.take_row_ids(staged).to_arrow()] if staged else []
         if missing:
             parts.append(self._embed(missing).cast(stage.schema.remove_metadata()))
         pool = pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
@@ -220,12 +257,6 @@ class _Run:
         picked = pool.take(pa.array([where[text.digest] for text in texts], pa.int64()))
         columns = {name: (picked if name in _VECTORS else rows)[name] for name in self.schema.names}
         return pa.table(columns).cast(self.schema)
-
-
-def _places(stage: Any) -> dict[bytes, int]:
-    """Return the row of the staging table for each digest."""
-    listed = stage.search().with_row_id(True).select(["digest", "_rowid"]).to_arrow()
-    return dict(zip(listed["digest"].to_pylist(), listed["_rowid"].to_pylist(), strict=True))
 
 
 def _texts(rows: pa.Table) -> list[_Text]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from amem_dspy.embedder import Embedder
+from amem_dspy.embedder import Embedder, vectors_of
 from amem_dspy.note import Hit
 from amem_dspy.query import EVERYTHING
 from amem_dspy.render import answer_line
@@ -71,7 +71,7 @@ class Retriever:
         text: list[tuple[Row, float]] = []
         vector = None
         if query.mode != "text":
-            vector = self.embedder.embed([query.text])[0]
+            vector = vectors_of(self.embedder, [query.text])[0]
             dense = self.store.dense(self.user, vector, pool, filter=query.filter)
         if query.mode != "dense":
             text = self.store.text(self.user, query.text, pool, filter=query.filter)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -17,14 +19,16 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from amem_dspy.bulk import ordered_rows, spooled
+from amem_dspy.bulk import arrivals, ordered_rows, spooled
 from amem_dspy.embedder import Embedder
-from amem_dspy.errors import InvalidInputError
+from amem_dspy.errors import ConflictError, InvalidInputError, StoreError
 from amem_dspy.evolve import recorded
+from amem_dspy.inputs import aware_time
 from amem_dspy.inputs import name as checked_name
 from amem_dspy.location import Location, open_if_there, retried
 from amem_dspy.note import Note
 from amem_dspy.policy import EvolutionPolicy
+from amem_dspy.renaming import own_ids, renamed_note
 from amem_dspy.schema import Row, embedder_of, note_schema
 from amem_dspy.store import NoteStore
 
@@ -32,6 +36,9 @@ PREFIX = "snapshot-"
 # The table's name holds it in base32, and a file's name 255 bytes.
 MAX_NAME_BYTES = 100
 BATCH = 500
+MAX_TRIES = 5
+
+_log = logging.getLogger(__name__)
 
 
 class Snapshot(BaseModel):
@@ -72,79 +79,128 @@ class Snapshots:
         """
         table_name = self._table_name(name)
         self._check_free(table_name, name)
+        at = aware_time(at, at)
         made = {"name": name, "created": at.isoformat()}
         schema = note_schema(self.embedder.id, self.embedder.dimension)
         schema = schema.with_metadata({**schema.metadata, **made})
+        # Pinned until the table is there: a purge in between would miss it.
         with (
-            spooled(self.store.stream(self.user, size=BATCH), schema, _counter()) as rows,
+            self.store.pinned() as notes,
+            self._spooled(notes, schema) as rows,
             self._location.exclusive(),
         ):
             # Another process may have made it meanwhile.
             self._check_free(table_name, name)
             with self._location.disk():
-                self._location.connect().create_table(table_name, data=rows, schema=schema)
-        return _described(self._open(table_name))
+                database = self._location.connect()
+                return _described(database.create_table(table_name, data=rows, schema=schema))
 
     def all(self) -> list[Snapshot]:
-        """Return the snapshots, oldest first."""
-        found = (_described(table) for table in self._tables())
+        """Return the snapshots, oldest first; one that cannot be read is told of in the log."""
+        with self._location.disk():
+            names = self._names()
+        found = [made for table in names if (made := self._told(table)) is not None]
         return sorted(found, key=lambda snapshot: (snapshot.created, snapshot.name))
 
     def delete(self, name: str) -> None:
-        """Delete a snapshot.
+        """Delete a snapshot, also one that is half made or damaged.
 
         Raises:
             InvalidInputError: There is none of this name.
         """
-        self._drop([self._named(name).name])
+        table = self._table_name(name)
+        with self._location.exclusive(), self._location.disk():
+            if table not in self._names():
+                raise self._missing(name)
+            self._location.connect().drop_table(table, ignore_missing=True)
 
-    def delete_all(self) -> int:
+    def drop_all(self) -> int:
         """Delete all snapshots of the user, half-made ones too; return how many there were."""
-        with self._location.disk():
+        with self._location.exclusive(), self._location.disk():
             names = self._names()
-        self._drop(names)
-        return len(names)
+            for table in names:
+                self._location.connect().drop_table(table, ignore_missing=True)
+            return len(names)
 
     def restore(self, name: str, *, at: datetime, policy: EvolutionPolicy) -> int:
         """Make the user's notes those of a snapshot and no others, in one commit.
 
         A note that is there is changed back, with a revision that can be undone; one that is gone
-        comes back as it was; one that came later goes.
+        comes back as it was, or under a derived id where its own is another user's by now; one that
+        came later goes.
 
         Returns:
             How many notes there are now.
 
         Raises:
             InvalidInputError: There is no such snapshot.
+            ConflictError: Others made it anew again and again, with other embedders.
         """
-        table = self._with_vectors(self._named(name))
+        at = aware_time(at, at)
+        for _ in range(MAX_TRIES):
+            self._embed_anew(name)
+            with self._location.exclusive():
+                # A snapshot that was purged meanwhile must not come back.
+                table = self._named(name)
+                if self._fits(table):
+                    return self._put_back(table, at, policy)
+        raise ConflictError([name])
+
+    def _put_back(self, table: Any, at: datetime, policy: EvolutionPolicy) -> int:
+        with self._location.disk():
+            kept = arrivals(table, self.user)
+        owners, own = own_ids(self.store, self.user, kept)
+        names = {key: own[key] for key in kept if owners.get(key, self.user) != self.user}
 
         def batches() -> Iterator[list[Row]]:
-            for rows in ordered_rows(table, self.user, BATCH):
+            for stored in ordered_rows(table, self.user, BATCH):
+                rows = [replace(row, note=renamed_note(row.note, names)) for row in stored]
                 now = self.store.get(self.user, [row.note.id for row in rows])
                 yield [_restored(row, now.get(row.note.id), at, policy) for row in rows]
 
-        with self._location.disk():
-            count = int(table.count_rows())
-        self.store.replace(self.user, batches)
-        return count
+        came = {names.get(key, key): arrival for key, arrival in kept.items()}
+        self.store.replace(self.user, batches, arrivals=came)
+        return len(kept)
 
-    def _with_vectors(self, table: Any) -> Any:
-        """Return a snapshot's table, embedded anew where another embedder made its vectors."""
+    def _embed_anew(self, name: str) -> None:
+        """Embed a snapshot anew, where another embedder made its vectors."""
+        table = self._named(name)
+        if self._fits(table):
+            return
         made: pa.Schema = table.schema
         wanted = note_schema(self.embedder.id, self.embedder.dimension)
-        if embedder_of(made) == embedder_of(wanted):
-            return table
         schema = wanted.with_metadata({**(made.metadata or {}), **wanted.metadata})
-        batches = (self._embedded(rows) for rows in ordered_rows(table, self.user, BATCH))
-        with (
-            spooled(batches, schema, _counter()) as rows,
-            self._location.exclusive(),
-            self._location.disk(),
-        ):
-            return self._location.connect().create_table(
-                table.name, data=rows, schema=schema, mode="overwrite"
-            )
+        with self._spooled(table, schema, embed=True) as rows, self._location.exclusive():
+            # It may have been deleted, or deleted and made anew, while this was embedded.
+            now = self._named(name)
+            if (now.schema.metadata or {}) != (made.metadata or {}):
+                return
+            with self._location.disk():
+                self._location.connect().create_table(
+                    table.name, data=rows, schema=schema, mode="overwrite"
+                )
+
+    def _fits(self, table: Any) -> bool:
+        with self._location.disk():
+            made: pa.Schema = table.schema
+        return embedder_of(made) == (self.embedder.id, self.embedder.dimension)
+
+    @contextmanager
+    def _spooled(
+        self, table: Any, schema: pa.Schema, *, embed: bool = False
+    ) -> Iterator[pa.RecordBatchReader]:
+        """Give the user's rows of a table, with their arrival."""
+        with self._location.disk():
+            came = arrivals(table, self.user)
+        batches = self._batches(table)
+        if embed:
+            batches = map(self._embedded, batches)
+        with spooled(batches, schema, came.__getitem__) as rows:
+            yield rows
+
+    def _batches(self, table: Any) -> Iterator[list[Row]]:
+        with self._location.disk():
+            yield from ordered_rows(table, self.user, BATCH)
 
     def _embedded(self, rows: Sequence[Row]) -> list[Row]:
         notes = [row.note for row in rows]
@@ -164,29 +220,34 @@ class Snapshots:
     def _named(self, name: str) -> Any:
         table = self._open(self._table_name(name))
         if table is None:
-            known = ", ".join(repr(snapshot.name) for snapshot in self.all()) or "none yet"
-            raise InvalidInputError(f"there is no snapshot {name!r}; there are: {known}")
+            raise self._missing(name)
         return table
+
+    def _missing(self, name: str) -> InvalidInputError:
+        known = ", ".join(repr(snapshot.name) for snapshot in self.all()) or "none yet"
+        return InvalidInputError(f"there is no snapshot {name!r}; there are: {known}")
 
     def _open(self, table: str) -> Any:
         with self._location.disk():
             return open_if_there(self._location.connect(), table)
 
-    def _tables(self) -> list[Any]:
-        with self._location.disk():
-            database = self._location.connect()
-            opened = [open_if_there(database, name) for name in self._names()]
-        # A folder without a table is a snapshot whose making was cut short.
-        return [table for table in opened if table is not None]
+    def _told(self, table_name: str) -> Snapshot | None:
+        """Return what a snapshot is; None where its making was cut short, or it is damaged."""
+        try:
+            table = self._open(table_name)
+            with self._location.disk():
+                return None if table is None else _described(table)
+        except StoreError as error:
+            _log.warning(
+                "the snapshot %r cannot be opened: %s; see `amem doctor`, or delete it",
+                _plain_name(table_name),
+                error,
+            )
+            return None
 
     def _names(self) -> list[str]:
         prefix = f"{PREFIX}{_digest(self.user)}-"
         return [table for table in table_names(self._location) if table.startswith(prefix)]
-
-    def _drop(self, tables: Sequence[str]) -> None:
-        with self._location.exclusive(), self._location.disk():
-            for table in tables:
-                self._location.connect().drop_table(table, ignore_missing=True)
 
     def _table_name(self, name: str) -> str:
         """Return the table of a snapshot: any user and name become letters, digits and hyphens."""
@@ -239,6 +300,6 @@ def _digest(user: str) -> str:
     return hashlib.sha256(user.encode()).hexdigest()[:32]
 
 
-def _counter() -> Callable[[str], int]:
-    places: dict[str, int] = {}
-    return lambda note_id: places.setdefault(note_id, len(places))
+def _plain_name(table_name: str) -> str:
+    encoded = table_name.rpartition("-")[2].upper()
+    return base64.b32decode(encoded + "=" * (-len(encoded) % 8)).decode()

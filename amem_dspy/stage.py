@@ -11,17 +11,21 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple, Self
 
 from amem_dspy.errors import StoreError
 from amem_dspy.line import NoteLine, note_text
 
 BATCH = 1_000
+# What a note of the file is to the store.
+NEW, KNOWN, UPDATE = 0, 1, 2
 
 _TABLES = """
 CREATE TABLE note (
     place INTEGER PRIMARY KEY, line INTEGER, id TEXT, user TEXT, source TEXT, thread TEXT,
-    position INTEGER, digest BLOB, body TEXT, vectors BLOB, final TEXT, known INTEGER DEFAULT 0
+    position INTEGER, revision INTEGER, digest BLOB, body TEXT, vectors BLOB, final TEXT,
+    known INTEGER DEFAULT 0, seat INTEGER
 );
 CREATE TABLE link (place INTEGER, target TEXT, mirror BLOB, goal TEXT);
 CREATE INDEX note_id ON note (id);
@@ -45,10 +49,28 @@ class Entry(NamedTuple):
     place: int
     line: int
     id: str
+    user: str
     source: str | None
     thread: str | None
     position: int | None
+    revision: int
     digest: bytes
+
+
+class Found(NamedTuple):
+    """What a note of the file is to the store.
+
+    Attributes:
+        place: Its rank among the notes of the file, from 1.
+        final: Its id in the store.
+        known: NEW, KNOWN or UPDATE.
+        seat: Its position in the thread; None for the end of it.
+    """
+
+    place: int
+    final: str
+    known: int
+    seat: int | None
 
 
 class Stage:
@@ -76,11 +98,11 @@ class Stage:
         self._refuse_twin(note)
         body = note_text(note.model_dump(exclude={"vector", "vector_content"}))
         digest = content_digest(note.content)
-        values = (line, note.id, note.user, note.source, note.thread, note.position)
+        values = (line, note.id, note.user, note.source, note.thread, note.position, note.revision)
         with _disk():
             place = self._db.execute(
-                "INSERT INTO note (line, id, user, source, thread, position, digest, body, vectors)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO note (line, id, user, source, thread, position, revision, digest,"
+                " body, vectors) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*values, digest, body, vectors),
             ).lastrowid
             self._db.executemany(
@@ -132,8 +154,8 @@ class Stage:
             yield [Entry(*row) for row in rows]
 
     def bodies(self, *, without_vectors: bool = False) -> Iterator[list[tuple[int, str]]]:
-        """Yield place and JSON of the new notes in order, in batches; or of those not embedded."""
-        where = "known = 0 AND vectors IS NULL" if without_vectors else "known = 0"
+        """Yield place and JSON of the notes to write, in batches; or of those not embedded."""
+        where = f"{WRITTEN} AND vectors IS NULL" if without_vectors else WRITTEN
         yield from self._batches("place, body", where)
 
     def _batches(self, columns: str, where: str) -> Iterator[list[Any]]:
@@ -146,18 +168,48 @@ class Stage:
             yield batch
             last = batch[-1][0]
 
-    def identify(self, found: Iterable[tuple[int, str, bool]]) -> None:
-        """Note for places which id the note has in the store, and whether it is there already."""
+    def identify(self, found: Iterable[Found]) -> None:
+        """Take down what notes are to the store."""
         with _disk():
             self._db.executemany(
-                "UPDATE note SET final = ?2, known = ?3 WHERE place = ?1",
-                ((place, final, int(known)) for place, final, known in found),
+                "UPDATE note SET final = ?2, known = ?3, seat = ?4 WHERE place = ?1", found
             )
+
+    def leave(self, places: Iterable[int]) -> None:
+        """Take down that notes, of those to be updated, are in the store as they are."""
+        with _disk():
+            self._db.executemany(
+                "UPDATE note SET known = ? WHERE place = ?", [(KNOWN, place) for place in places]
+            )
+
+    def crowded(self) -> Iterator[tuple[str, int]]:
+        """Yield each thread with notes that wait for a seat, and the one after the file's last."""
+        yield from list(
+            self._rows(
+                "SELECT thread, ifnull(max(seat) + 1, 0) FROM note WHERE thread IN"
+                f" (SELECT thread FROM note WHERE {_SEATLESS}) AND known = {NEW} GROUP BY thread"
+            )
+        )
+
+    def seat(self, thread: str, first: int) -> int:
+        """Seat a thread's waiting notes from a position on, in the file's order; return the end."""
+        waiting = f"SELECT place FROM note WHERE thread = ? AND {_SEATLESS} ORDER BY place"
+        places = [place for (place,) in self._rows(waiting, (thread,))]
+        with _disk():
+            self._db.executemany(
+                "UPDATE note SET seat = ? WHERE place = ?", zip(count(first), places)
+            )
+        return first + len(places)
+
+    def seats(self, places: Iterable[int]) -> dict[int, int | None]:
+        """Return the positions of notes in their threads, by place."""
+        return self._by_place("seat", places)
 
     def clashes(self) -> Iterator[tuple[int, str]]:
         """Yield line and final id of each new note whose final id an earlier line has too."""
         yield from self._rows(
-            "SELECT max(line), final FROM note WHERE known = 0 GROUP BY final HAVING count(*) > 1"
+            f"SELECT max(line), final FROM note WHERE known = {NEW}"
+            " GROUP BY final HAVING count(*) > 1"
         )
 
     def aim_links(self) -> None:
@@ -165,12 +217,12 @@ class Stage:
         self._run("UPDATE link SET goal = (SELECT final FROM note WHERE note.id = link.target)")
 
     def outward(self) -> Iterator[list[str]]:
-        """Yield, in batches, the ids outside the file to which new notes link."""
+        """Yield, in batches, the ids outside the file to which notes to write link."""
         last = ""
         while batch := [
             target
             for (target,) in self._rows(
-                "SELECT DISTINCT target FROM link JOIN note USING (place) WHERE known = 0"
+                f"SELECT DISTINCT target {_LINKS}"
                 f" AND goal IS NULL AND target > ? ORDER BY target LIMIT {BATCH}",
                 (last,),
             )
@@ -184,19 +236,24 @@ class Stage:
             self._db.executemany("UPDATE link SET goal = ?2 WHERE target = ?1", list(goals.items()))
 
     def dropped_links(self) -> int:
-        """Return how many links of new notes point nowhere."""
-        return int(next(self._rows(f"SELECT count(*) {_NEW_LINKS} AND goal IS NULL"))[0])
+        """Return how many links of notes to write point nowhere."""
+        return int(next(self._rows(f"SELECT count(*) {_LINKS} AND goal IS NULL"))[0])
 
-    def crossing(self) -> Iterator[tuple[int, str]]:
-        """Yield place and JSON of each new note that links to one that the store has."""
+    def crossing(self) -> Iterator[tuple[int, str, int]]:
+        """Yield the updates, and each new note that links to one that stays in the store as it is.
+
+        Yields:
+            Place, JSON, and NEW or UPDATE.
+        """
         yield from self._rows(
-            f"SELECT DISTINCT place, body {_NEW_LINKS} AND goal IS NOT NULL"
-            " AND goal NOT IN (SELECT final FROM note WHERE known = 0) ORDER BY place"
+            f"SELECT place, body, known FROM note WHERE known = {UPDATE} OR place IN"
+            f" (SELECT place {_LINKS} AND goal IS NOT NULL"
+            f" AND goal NOT IN (SELECT final FROM note WHERE {WRITTEN})) ORDER BY place"
         )
 
-    def is_new(self, final: str) -> bool:
-        """Return whether a final id is that of a new note."""
-        return any(self._rows("SELECT 1 FROM note WHERE final = ? AND known = 0", (final,)))
+    def is_written(self, final: str) -> bool:
+        """Return whether a final id is that of a note to write."""
+        return any(self._rows(f"SELECT 1 FROM note WHERE final = ? AND {WRITTEN}", (final,)))
 
     def goals(self, targets: Iterable[str]) -> dict[str, str]:
         """Return where links to these ids point; an id that points nowhere is left out."""
@@ -248,7 +305,9 @@ class Stage:
             return self._db.execute(query, values).rowcount
 
 
-_NEW_LINKS = "FROM link JOIN note USING (place) WHERE known = 0"
+WRITTEN = f"known != {KNOWN}"
+_LINKS = f"FROM link JOIN note USING (place) WHERE {WRITTEN}"
+_SEATLESS = f"known = {NEW} AND thread IS NOT NULL AND seat IS NULL"
 
 
 def content_digest(content: str) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from amem_dspy.errors import (
     StoreError,
     StoreVersionError,
 )
+from amem_dspy.integrity import check_store
 from amem_dspy.manifest import manifests, read_manifest
 from amem_dspy.policy import EvolutionPolicy
 
@@ -201,6 +203,38 @@ def test_each_error_is_told_apart(tmp_path: Path, error: Exception, expected: ty
     assert type(made) is expected
     assert str(tmp_path) in str(made)
     assert ".rs:" not in str(made)
+
+
+def test_files_that_went_while_they_were_read_are_read_again(folder: Path) -> None:
+    error = translated(RuntimeError("Not found: notes.lance/data/x"), uri="u", folder=folder)
+    assert not isinstance(error, DamagedStoreError)
+    assert re.search(r"changed while.*read again.*if it stays so, `amem doctor`", str(error))
+
+
+def test_damage_of_an_unfinished_reindex_is_not_taken_for_the_stores(folder: Path) -> None:
+    versions = folder / "reindex.lance" / "_versions"
+    versions.mkdir(parents=True)
+    (versions / newest_manifest(folder / "notes.lance").name).write_bytes(b"")
+    error = translated(RuntimeError("strange"), uri="u", folder=folder)
+    assert not isinstance(error, DamagedStoreError)
+
+
+@pytest.mark.parametrize("below", ["", "sub"])
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_an_address_that_is_no_folder_is_said_the_same_everywhere(
+    make_memory: Make, tmp_path: Path, what: str, below: str
+) -> None:
+    place = tmp_path / "place"
+    if what == "file":
+        place.write_text("mine", encoding="utf-8")
+    else:
+        place.symlink_to(tmp_path / "nothing")
+    said = "is a file" if what == "file" else "is a symbolic link to nothing"
+    store = Path("place", below)
+    memory, _ = make_memory(store=str(store), policy=EvolutionPolicy.raw())
+    for job in (memory.count, lambda: memory.add("words"), lambda: check_store(tmp_path / store)):
+        with pytest.raises(StoreError, match=f"{place} {said}; remove that, or name another"):
+            job()
 
 
 def test_errors_of_an_object_store_need_no_folder() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from amem_dspy import AgenticMemory, EvolutionPolicy
 from amem_dspy import embedder as module
-from amem_dspy.embedder import SentenceTransformerEmbedder, resolve_embedder
+from amem_dspy.embedder import SentenceTransformerEmbedder, resolve_embedder, vectors_of
 from amem_dspy.errors import ConfigError
 from amem_dspy.retrieve import Mode
 from amem_dspy.window import MOST_WINDOWS, windows
@@ -333,3 +333,43 @@ def test_folder_without_a_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds no sentence-transformers model"):
         SentenceTransformerEmbedder(str(tmp_path)).embed(["x"])
+
+
+class Written:
+    """An embedder that a user wrote."""
+
+    id = "written"
+    dimension = 2
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def embed(self, texts: Any) -> Any:
+        return self.rows
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+
+def test_vectors_of_any_embedder_are_of_unit_length_and_keep_their_bits_if_they_are() -> None:
+    kept = np.array([[0.6, 0.8]], np.float32)
+    assert (vectors_of(Written(kept), ["a"]) == kept).all()
+    assert vectors_of(Written([[3, 4]]), ["a"]).tolist() == pytest.approx(kept)
+
+
+@pytest.mark.parametrize("rows", [[[1, 0]], [[1, 0, 0], [0, 1, 0]], [1, 2], [[0, 0], [1, 0]]])
+def test_vectors_that_do_not_fit_are_one_error_that_names_the_embedder(rows: Any) -> None:
+    with pytest.raises(ConfigError, match="written"):
+        vectors_of(Written(rows), ["a", "b"])
+
+
+def test_hub_that_cannot_be_reached_is_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ConnectError(Exception):
+        """As of a client that is no subclass of anything here."""
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    with pytest.raises(ConfigError, match="Name or service not known"):
+        SentenceTransformerEmbedder("nobody/no-such-model").embed(["a"])

@@ -348,6 +348,32 @@ def test_what_looks_like_a_key_is_hidden(
     assert "***" in redacted(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        *[(f"SOME_{word}", True) for word in ("KEY", "TOKEN", "SECRET", "PASSWORD", "KEY_2")],
+        *[(name, True) for name in ("PGPASSWORD", "OPENAI_APIKEY", "some_api_keys", "TOKEN1")],
+        *[(name, False) for name in ("HF_TOKEN_PATH", "KEY_FILE", "TOKENIZERS", "SECRET_DIR")],
+    ],
+)
+def test_values_of_variables_named_after_a_key_are_hidden(
+    monkeypatch: pytest.MonkeyPatch, name: str, hidden: bool
+) -> None:
+    monkeypatch.setenv(name, "value-of-it")
+    assert redacted("it is value-of-it.") == f"it is {'***' if hidden else 'value-of-it'}."
+
+
+def test_paths_and_short_values_of_variables_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("SIGNING_KEY", str(tmp_path))
+    monkeypatch.setenv("SHORT_TOKEN", "store")
+    monkeypatch.setenv("LONG_SECRET", "/" + "x" * 5000)
+    text = f"the store {tmp_path} cannot be read"
+    assert redacted(text) == text
+    assert redacted("/" + "x" * 5000) == "***"
+
+
 @pytest.mark.parametrize("name", ["openai/", "/"])
 def test_name_that_cannot_be_a_model_is_a_config_error(
     tmp_path: Any, embedder: Any, name: str

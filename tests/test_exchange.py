@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -20,12 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amem_dspy import AgenticMemory, EvolutionPolicy
-from amem_dspy.errors import ConflictError, DataError, StoreError
+from amem_dspy.errors import ConflictError, DataError, InvalidInputError, StoreError
 from amem_dspy.exchange import export_notes, import_notes
 from amem_dspy.inputs import is_blank
 from amem_dspy.invariant import check_notes
-from amem_dspy.merge import derived_id
-from amem_dspy.note import Link, Note, Revision
+from amem_dspy.note import Link, Note, Revision, derived_id
 from amem_dspy.store import NoteStore, Row
 
 DATA = Path(__file__).parent / "data"
@@ -293,8 +293,9 @@ def test_a_derived_id_that_somebody_took_is_passed_over(memory: Any, tmp_path: P
         )
     )
     ben = memory(user="ben")
-    file = write(tmp_path / "f.jsonl", note("x", linked=["y"]), note("y", linked=["x"]))
-    assert ben.import_(file).renamed == 1
+    pair = (note("x", linked=["y"]), note("y", linked=["x"]))
+    file = write(tmp_path / "f.jsonl", *pair, header=True)
+    assert ben.import_(file).renamed == 2
     assert ben.import_(file).known == 2
     assert check_notes(ben.all()) == []
     assert memory(user="eve").count() == 2
@@ -351,24 +352,21 @@ def test_a_source_finds_its_note_under_another_id(memory: Any, tmp_path: Path) -
     assert check_notes(target.all()) == []
 
 
-def test_other_content_under_an_id_source_or_place_names_the_lines(
-    memory: Any, tmp_path: Path
-) -> None:
+def test_other_content_under_an_id_or_source_names_the_lines(memory: Any, tmp_path: Path) -> None:
     target = memory()
-    held = [note("k", source="s"), note("p", thread="t", position=0)]
-    target.import_(write(tmp_path / "one.jsonl", *held))
+    target.import_(write(tmp_path / "one.jsonl", note("k", source="s")))
     before = state(target)
     bad = [
         note("new"),
         note("k", content="other"),
         note("z", source="s", content="other"),
-        note("q", thread="t", position=0),
     ]
     with pytest.raises(DataError) as caught:
         target.import_(write(tmp_path / "two.jsonl", *bad))
     message = str(caught.value)
-    assert "3 problems" in message
-    assert all(f"line {number}:" in message for number in (2, 3, 4))
+    assert "2 problems" in message
+    assert all(f"line {number}:" in message for number in (2, 3))
+    assert "delete" not in message
     assert "line 1:" not in message
     assert state(target) == before
 
@@ -606,7 +604,7 @@ def test_ids_and_users_that_look_like_paths_are_data(memory: Any, tmp_path: Path
     values = list(dict.fromkeys(value for value in values if value.strip()))
     file = write(
         tmp_path / "f.jsonl",
-        *(note(value, source=value, thread=value, position=0) for value in values),
+        *(note(v, user="../../x", source=v, thread=v, position=0) for v in values),
     )
     target = memory(user="../../x")
     before = _files(tmp_path, except_for=tmp_path / "a")
@@ -842,3 +840,201 @@ def test_a_damaged_file_is_taken_whole_or_not_at_all(
             assert "line " in refused or not damaged.strip()
             assert two.notes("ann") == before
         assert check_notes(two.notes("ann")) == []
+
+
+def test_a_free_id_of_another_users_note_is_not_taken(memory: Any, tmp_path: Path) -> None:
+    ann, ben = memory(), memory(user="ben")
+    kept = ann.add("one", source="s")
+    ann.snapshot("kept")
+    ann.export(tmp_path / "f.jsonl")
+    ann.delete_all()
+    assert ben.import_(tmp_path / "f.jsonl").renamed == 1
+    assert ben.import_(tmp_path / "f.jsonl").known == 1
+    assert [n.id for n in ben.all()] == [derived_id("ben", kept.id)]
+    assert ann.restore("kept") == 1
+    ann.delete_all()
+    assert ann.add("one", source="s").id == kept.id
+
+
+def test_lines_without_a_header_are_nobody_elses(memory: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "f.jsonl", note("a"))
+    ben = memory(user="ben")
+    with pytest.raises(DataError, match=r"notes of 'ann', not of 'ben'.*--user"):
+        ben.import_(file)
+    assert ben.count() == 0
+
+
+def later(before: Note, revision: int, **values: Any) -> Note:
+    """A note after some changes, each recorded."""
+    while before.revision < revision:
+        card = {name: getattr(before, name) for name in ("context", "keywords", "tags", "links")}
+        entry = Revision(revision=before.revision, at=NOON, cause="evolution", **card)
+        entry = entry.model_copy(
+            update={"content": before.content if "content" in values else None}
+        )
+        changed = {"history": (*before.history, entry), "revision": before.revision + 1}
+        before = before.model_copy(update={**values, **changed})
+    return before
+
+
+def test_a_later_revision_of_a_stored_note_comes_in_with_its_history(
+    memory: Any, tmp_path: Path
+) -> None:
+    target = memory()
+    old, other = note("a", linked=["b"]), note("b", linked=["a"])
+    target.import_(write(tmp_path / "one.jsonl", old, other))
+    strong = (Link(id="b", reason="now sure", strength=0.9),)
+    new = later(old, 3, content="Rewritten.", context="Seen anew.", links=strong)
+    report = target.import_(write(tmp_path / "two.jsonl", new))
+    assert (report.added, report.updated, report.known, report.relinked) == (0, 1, 0, 1)
+    assert target.get("a") == new
+    assert target.get("b").links == (Link(id="a", reason="now sure", strength=0.9),)
+    assert check_notes(target.all()) == []
+    assert "a" in {hit.note.id for hit in target.search("Rewritten.", mode="text")}
+    before = state(target)
+    assert target.import_(write(tmp_path / "two.jsonl", new)).known == 1
+    assert state(target) == before
+
+
+def test_a_link_that_the_later_revision_has_no_more_goes_at_both_ends(
+    memory: Any, tmp_path: Path
+) -> None:
+    target = memory()
+    old, other = note("a", linked=["b"]), note("b", linked=["a"])
+    target.import_(write(tmp_path / "one.jsonl", old, other))
+    report = target.import_(write(tmp_path / "two.jsonl", later(old, 1, links=())))
+    assert (report.updated, report.relinked) == (1, 1)
+    assert target.get("a").links == target.get("b").links == ()
+    assert check_notes(target.all()) == []
+
+
+def test_a_later_revision_over_other_changes_loses_neither(memory: Any, tmp_path: Path) -> None:
+    target = memory()
+    old = note("a")
+    target.import_(write(tmp_path / "one.jsonl", old))
+    mine = target.update("a", content="My own change.")
+    target.import_(write(tmp_path / "n.jsonl", note("n", linked=["a"])))
+    theirs = later(old, 5, content="Theirs.", tags=("t",))
+    file = write(tmp_path / "two.jsonl", theirs)
+    assert target.import_(file).updated == 1
+    merged = target.get("a")
+    assert (merged.content, merged.tags) == ("Theirs.", ("t",))
+    assert [link.id for link in merged.links] == ["n"]
+    assert mine.content in {entry.content for entry in merged.history}
+    assert check_notes(target.all()) == []
+    before = state(target)
+    report = target.import_(file)
+    assert (report.updated, report.known) == (0, 1)
+    assert state(target) == before
+    assert target.undo("a").content == mine.content
+
+
+def test_later_revisions_and_new_notes_come_in_together(memory: Any, tmp_path: Path) -> None:
+    target = memory()
+    old, other = note("a", linked=["b"]), note("b", linked=["a"])
+    target.import_(write(tmp_path / "one.jsonl", old, other, note("c")))
+    to_n = Link(id="n", reason="r", strength=0.5)
+    new = later(old, 2, links=(*old.links, to_n))
+    added = note("n", linked=["a", "c"])
+    report = target.import_(write(tmp_path / "two.jsonl", added, new))
+    assert (report.added, report.updated, report.relinked) == (1, 1, 1)
+    assert {link.id for link in target.get("a").links} == {"b", "n"}
+    assert [link.id for link in target.get("c").links] == ["n"]
+    assert check_notes(target.all()) == []
+
+
+@pytest.mark.parametrize(("cap", "left"), [(0, ["b", "c"]), (1, ["c", "n"]), (9, ["b", "c", "n"])])
+def test_a_lower_cap_strips_no_links_that_were_there(
+    memory: Any, tmp_path: Path, cap: int, left: list[str]
+) -> None:
+    weak, fair = (Link(id="k", reason="r", strength=value) for value in (0.1, 0.5))
+    known = [
+        note("k").model_copy(
+            update={
+                "links": tuple(
+                    link.model_copy(update={"id": key}) for key, link in (("b", weak), ("c", fair))
+                )
+            }
+        ),
+        note("b").model_copy(update={"links": (weak,)}),
+        note("c").model_copy(update={"links": (fair,)}),
+    ]
+    memory().import_(write(tmp_path / "one.jsonl", *known))
+    target = memory(policy=EvolutionPolicy(max_links=cap))
+    target.import_(write(tmp_path / "two.jsonl", note("n", linked=["k"])))
+    assert sorted(link.id for link in target.get("k").links) == left
+    assert check_notes(target.all()) == []
+
+
+def test_notes_whose_position_is_taken_stand_at_the_end_of_the_thread(
+    memory: Any, tmp_path: Path
+) -> None:
+    target = memory()
+    held = [note(f"k{place}", thread="t", position=place) for place in (0, 1)]
+    target.import_(write(tmp_path / "one.jsonl", *held))
+    new = [note(f"n{place}", thread="t", position=place) for place in (0, 1, 2)]
+    file = write(tmp_path / "two.jsonl", *new, note("u", thread="u", position=0))
+    report = target.import_(file)
+    assert (report.added, report.moved) == (4, 2)
+    places = {n.id: n.position for n in target.all()}
+    assert places == {"k0": 0, "k1": 1, "n2": 2, "n0": 3, "n1": 4, "u": 0}
+    report = target.import_(file)
+    assert (report.known, report.moved) == (4, 0)
+    assert target.add("next", thread="t").position == 5
+
+
+def test_a_thread_without_room_at_its_end_is_an_error(memory: Any, tmp_path: Path) -> None:
+    target = memory()
+    last = 2**31 - 1
+    target.import_(write(tmp_path / "one.jsonl", note("k", thread="t", position=last)))
+    with pytest.raises(DataError, match="rename"):
+        target.import_(write(tmp_path / "two.jsonl", note("n", thread="t", position=last)))
+    assert target.count() == 1
+
+
+@pytest.mark.parametrize(
+    "given", [5, None, b"f.jsonl", io.StringIO("{}"), "", "a\0b", [], object()]
+)
+def test_what_is_neither_name_nor_binary_stream_is_refused(memory: Any, given: Any) -> None:
+    target = memory()
+    for use in (target.import_, target.export):
+        with pytest.raises(InvalidInputError, match="file"):
+            use(given)
+    closed = io.BytesIO()
+    closed.close()
+    with pytest.raises(InvalidInputError, match="BytesIO"):
+        target.import_(closed)
+
+
+def test_a_packed_file_says_so(full: AgenticMemory, memory: Any, tmp_path: Path) -> None:
+    full.export(tmp_path / "f.jsonl")
+    packed = tmp_path / "f.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "f.jsonl").read_bytes()))
+    with pytest.raises(DataError, match=r"packed \(gzip\); unpack it"):
+        memory("b").import_(packed)
+    with gzip.open(packed) as stream:
+        assert memory("b").import_(stream).added == 8
+
+
+def test_times_of_a_clock_without_a_zone_are_utc(memory: Any, tmp_path: Path) -> None:
+    naive = memory(clock=lambda: datetime(2026, 7, 20, 12))  # noqa: DTZ001
+    one = naive.add("one", timestamp=NOON)
+    naive.update(one.id, content="two")
+    told = exported(naive, tmp_path / "f.jsonl")
+    assert b'"at":"2026-07-20T12:00:00+00:00"' in b"".join(told)
+    assert b'"created":"2026-07-20T12:00:00Z"' in (tmp_path / "f.jsonl").read_bytes()
+    assert memory("b").import_(tmp_path / "f.jsonl").added == 1
+    salvaged = memory("c")
+    assert salvaged.import_(write(tmp_path / "notes.jsonl", naive.get(one.id))).added == 1
+    assert salvaged.history(one.id) == memory("b").history(one.id)
+
+
+def test_a_note_under_a_derived_id_is_brought_up_to_date_too(memory: Any, tmp_path: Path) -> None:
+    memory(user="eve").import_(write(tmp_path / "eve.jsonl", note("a", user="eve")))
+    target = memory()
+    old = note("a")
+    assert target.import_(write(tmp_path / "one.jsonl", old)).renamed == 1
+    new = later(old, 2, content="Rewritten.")
+    assert target.import_(write(tmp_path / "two.jsonl", new)).updated == 1
+    assert target.get(derived_id("ann", "a")).content == "Rewritten."
+    assert memory(user="eve").get("a").content == old.content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -295,3 +296,21 @@ def test_a_version_that_goes_while_it_is_read_is_no_damage(
     report = check_store(folder)
     assert report.clean
     assert report.notes == 9
+
+
+def test_an_object_store_that_is_not_there_is_said_without_advice_to_check_it() -> None:
+    with pytest.raises(StoreError, match="there is no store at memory://none") as raised:
+        check_store("memory://none")
+    assert "amem doctor" not in str(raised.value)
+
+
+def test_what_a_check_cannot_read_is_not_answered_by_another_check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("amem_dspy.integrity.check_files", fail)
+    with pytest.raises(StoreError, match="Too many open files") as raised:
+        check_store(folder)
+    assert "amem doctor" not in str(raised.value)

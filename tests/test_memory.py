@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import amem_dspy.runner
 from amem_dspy import AgenticMemory, EvolutionPolicy, ExtractionError, MemoryProgram, Note
 from amem_dspy.errors import (
+    ConfigError,
     InvalidInputError,
     ModelError,
     NoteNotFoundError,
@@ -1189,3 +1190,9 @@ def test_memory_stays_where_it_was_when_the_process_moves(
     memory.close()
     assert memory.count() == 1
     assert not list((tmp_path / "other").iterdir())
+
+
+@pytest.mark.parametrize("address", ["", " "])
+def test_empty_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        AgenticMemory(address)

@@ -15,9 +15,17 @@ import numpy as np
 import pytest
 
 from amem_dspy import AgenticMemory, EvolutionPolicy
-from amem_dspy.errors import EmbedderMismatchError, InvalidInputError, StoreError
+from amem_dspy.damage import STAGE
+from amem_dspy.errors import (
+    ConfigError,
+    DamagedStoreError,
+    EmbedderMismatchError,
+    StoreError,
+)
+from amem_dspy.integrity import check_store
 from amem_dspy.location import Location, open_if_there
-from amem_dspy.reindex import STAGE, reindex
+from amem_dspy.manifest import manifests
+from amem_dspy.reindex import reindex
 
 Make = Callable[..., Any]
 Stub = Any
@@ -201,6 +209,55 @@ def test_a_stopped_run_goes_on_without_embedding_twice(
     assert len(rows_of(location)) == 10
 
 
+def break_stage(location: Location, how: str) -> None:
+    table = Path(location.uri, f"{STAGE}.lance")
+    if how == "no version":
+        shutil.rmtree(table / "_versions")
+        return
+    wanted = [manifests(table)[0]] if how == "manifest" else [*table.glob("data/*")]
+    for path in wanted:
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("new", [("new", 768)], ids=["larger"], indirect=True)
+@pytest.mark.parametrize("how", ["manifest", "data", "no version"])
+def test_a_damaged_stage_is_begun_anew(
+    filled: Any, location: Location, new: Stub, how: str
+) -> None:
+    new.fail_after = 8
+    with pytest.raises(InterruptedError):
+        reindex(location, new, batch=2)
+    break_stage(location, how)
+    report = check_store(location.uri)
+    assert report.clean
+    assert "reindex.lance" in report.remarks[-1]
+    assert "begins anew" in report.remarks[-1]
+    assert filled.search("lamp 3", k=1)[0].note.content == "Ada owns lamp 3."
+    new.fail_after = None
+    assert reindex(location, new) == 10
+    assert check_store(location.uri).remarks == ()
+
+
+@pytest.mark.parametrize("new", [("new", 768)], ids=["larger"], indirect=True)
+def test_a_stage_damaged_before_the_switch_is_begun_anew(location: Location, new: Stub) -> None:
+    broken: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        if done == total and not broken:
+            broken.append(done)
+            break_stage(location, "data")
+
+    assert reindex(location, new, progress=progress, batch=5) == 10
+    assert broken
+    assert check_store(location.uri).clean
+
+
+def test_damage_of_the_store_is_none_of_the_stage(location: Location, new: Stub) -> None:
+    manifests(Path(location.uri, "notes.lance"))[0].write_bytes(b"")
+    with pytest.raises(DamagedStoreError, match=r"notes\.lance.*manifest is empty"):
+        reindex(location, new)
+
+
 def test_another_embedder_begins_anew(location: Location, new: Stub, stub: Make) -> None:
     with pytest.raises(InterruptedError):
         reindex(location, stub("third", new.dimension, fail_after=8), batch=2)
@@ -332,7 +389,7 @@ def test_an_embedder_that_gives_wrong_vectors_changes_nothing(
 ) -> None:
     embed = new.embed
     new.embed = lambda texts: embed(texts) * 0
-    with pytest.raises(InvalidInputError, match="no direction"):
+    with pytest.raises(ConfigError, match="zero or not a number"):
         reindex(location, new)
     assert filled.search("lamp 3", k=1)[0].note.content == "Ada owns lamp 3."
 

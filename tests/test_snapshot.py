@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 
 from amem_dspy import AgenticMemory, EvolutionPolicy
-from amem_dspy.errors import InvalidInputError
+from amem_dspy.bulk import ordered_rows
+from amem_dspy.errors import InvalidInputError, StoreError
+from amem_dspy.invariant import check_notes
+from amem_dspy.note import derived_id
+from amem_dspy.store import Row
 
 Make = Callable[..., tuple[AgenticMemory, Any]]
 
@@ -198,3 +203,115 @@ def test_snapshot_of_another_embedder_is_embedded_anew(make_memory: Make, embedd
     new.delete_all()
     new.restore("s")
     assert new.search("red fox", k=1, mode="dense")[0].score > 0.9
+
+
+def test_ids_that_are_another_users_by_now_come_back_as_derived_ones(make_memory: Make) -> None:
+    ada, _ = make_memory(linking, user="ada")
+    eve, _ = make_memory(user="eve")
+    ada.add("one")
+    ada.add("two")
+    before = ada.all()
+    taken = before[0].id
+    ada.snapshot("s")
+    ada.delete_all()
+    eve.store.commit(
+        [
+            Row(
+                before[0].model_copy(
+                    update={"user": "eve", "links": (), "history": (), "revision": 0}
+                ),
+                *(ada.embedder.embed(["x"])[0] for _ in range(2)),
+            )
+        ],
+        expected={},
+        user="eve",
+    )
+    theirs = eve.all()
+    assert ada.restore("s") == 2
+    after = ada.all()
+    assert [note.content for note in after] == ["one", "two"]
+    assert after[0].id == derived_id("ada", taken)
+    assert taken not in "".join(note.model_dump_json() for note in after)
+    assert check_notes([*after, *eve.all()]) == []
+    assert ada.restore("s") == 2
+    assert (ada.all(), eve.all()) == (after, theirs)
+
+
+def test_notes_of_one_time_come_back_in_the_order_they_came(memory: AgenticMemory) -> None:
+    ids = [memory.add(text, timestamp="2026-07-20", defer=True).id for text in "abcdef"]
+    memory.snapshot("s")
+    for gone in ids[1::2]:
+        memory.delete(gone)
+    memory.restore("s")
+    assert [note.content for note in memory.all()] == list("abcdef")
+    memory.delete_all()
+    memory.restore("s")
+    assert [note.content for note in memory.all()] == list("abcdef")
+
+
+def test_no_purge_comes_between_the_notes_and_their_snapshot(
+    memory: AgenticMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.add("secret")
+    refused: list[str] = []
+
+    def purging(*args: Any) -> Any:
+        with pytest.raises(StoreError) as caught:
+            memory.delete_all(purge=True)
+        refused.append(str(caught.value))
+        return ordered_rows(*args)
+
+    monkeypatch.setattr("amem_dspy.snapshot.ordered_rows", purging)
+    assert memory.snapshot("s").notes == 1
+    assert "purge again" in refused[0]
+    memory.delete_all(purge=True)
+    assert (memory.snapshots(), memory.count()) == ([], 0)
+
+
+def test_a_purged_snapshot_does_not_come_back(make_memory: Make, embedder: Any) -> None:
+    old, _ = make_memory(policy=EvolutionPolicy.raw())
+    old.add("secret")
+    old.snapshot("s")
+
+    class Other(type(embedder)):  # type: ignore[misc]
+        id = "other"
+
+        def embed(self, texts: Any) -> Any:
+            if "secret" in texts and new.snapshots():
+                new.delete_all(purge=True)
+            return super().embed(texts)
+
+    new, _ = make_memory(policy=EvolutionPolicy.raw(), embedder=Other())
+    old.delete_all()
+    new.reindex()
+    with pytest.raises(InvalidInputError, match="no snapshot"):
+        new.restore("s")
+    assert (new.snapshots(), new.count()) == ([], 0)
+
+
+def _manifests(folder: Path) -> list[Path]:
+    return sorted(folder.glob("snapshot-*/_versions/*.manifest"))
+
+
+@pytest.mark.parametrize("cut_short", [True, False])
+def test_a_snapshot_that_cannot_be_opened_stops_no_other_and_can_be_deleted(
+    memory: AgenticMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture, cut_short: bool
+) -> None:
+    memory.add("one")
+    memory.snapshot("bad one")
+    broken = _manifests(tmp_path / "store")
+    memory.snapshot("good")
+    for path in broken:
+        path.unlink() if cut_short else path.write_bytes(b"")
+    assert [snapshot.name for snapshot in memory.snapshots()] == ["good"]
+    assert cut_short or ("bad one" in caplog.text and "amem doctor" in caplog.text)
+    memory.delete_snapshot("bad one")
+    assert memory.snapshot("bad one").notes == 1
+    assert len(memory.snapshots()) == 2
+
+
+def test_a_clock_without_a_zone_is_utc(make_memory: Make) -> None:
+    naive, _ = make_memory(clock=lambda: datetime(2026, 7, 20, 12))  # noqa: DTZ001
+    naive.snapshot("s")
+    make_memory()[0].snapshot("t")
+    assert [one.created.utcoffset() for one in naive.snapshots()] == [timedelta(0)] * 2

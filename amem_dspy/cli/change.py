@@ -9,7 +9,7 @@ import typer
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.notes import IdArgument
-from amem_dspy.cli.output import Reply
+from amem_dspy.cli.output import Reply, counted
 from amem_dspy.cli.session import Session, find_id
 from amem_dspy.cli.values import stdin_text, text_argument
 from amem_dspy.cli.view import card_lines, linked, note_data, note_row
@@ -66,11 +66,11 @@ def delete(
     with session.memory() as memory:
         if everything:
             count = _delete_all(memory, yes=yes, purge=purge)
-            return Reply({"deleted": count, "ids": None}, [f"deleted {count} notes"])
+            return Reply({"deleted": count, "ids": None}, [f"deleted {counted(count, 'note')}"])
         ids = list(dict.fromkeys(find_id(memory, text) for text in _named(note_ids or [])))
         for note_id in ids:
             memory.delete(note_id)
-    return Reply({"deleted": len(ids), "ids": ids}, [f"deleted {len(ids)} notes"])
+    return Reply({"deleted": len(ids), "ids": ids}, [f"deleted {counted(len(ids), 'note')}"])
 
 
 def _named(note_ids: list[str]) -> list[str]:
@@ -81,7 +81,7 @@ def _named(note_ids: list[str]) -> list[str]:
 
 
 def _delete_all(memory: AgenticMemory, *, yes: bool, purge: bool) -> int:
-    question = f"Delete all {memory.count()} notes of user {memory.user!r}?"
+    question = f"Delete all notes ({memory.count()}) of user {memory.user!r}?"
     if not yes and not sys.stdin.isatty():
         raise InvalidInputError(f"{question} Nobody can be asked here: say --yes")
     if not yes and not typer.confirm(question, err=True):
@@ -96,5 +96,5 @@ def repair(session: Session) -> Reply:
         notes = memory.repair()
     left = [note for note in notes if note.pending]
     data = {"repaired": len(notes) - len(left), "pending": [note.id for note in left]}
-    lines = [f"repaired {data['repaired']} notes, {len(left)} still pending"]
+    lines = [f"repaired {counted(len(notes) - len(left), 'note')}, {len(left)} still pending"]
     return Reply(data, [*lines, *(note_row(note, session.output) for note in left)])

@@ -79,13 +79,21 @@ def _user(value: str | None) -> str | None:
     return value
 
 
+def _filled(value: str | None) -> str | None:
+    # As for the user; an empty environment variable counts as unset.
+    if value is not None and not value.strip():
+        raise typer.BadParameter("it is empty; name one, or leave the option out")
+    return value
+
+
 def _option(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=PANEL, **settings)
 
 
 def _global_options(
     store: Annotated[
-        str | None, _option("Folder or address of the notes [$AMEM_STORE, else ./memory].")
+        str | None,
+        _option("Folder or address of the notes [$AMEM_STORE, else ./memory].", callback=_filled),
     ] = None,
     user: Annotated[
         str | None, _option("Whose notes [$AMEM_USER, else default].", callback=_user)
@@ -95,15 +103,20 @@ def _global_options(
         _option(
             "Language model: embedded, or a name such as openai/gpt-4o-mini or "
             "ollama_chat/llama3.2 [$AMEM_LM, else embedded]. Keys only through the provider's "
-            "own environment variable."
+            "own environment variable.",
+            callback=_filled,
         ),
     ] = None,
     api_base: Annotated[
-        str | None, _option("Address of the model's server (vLLM, SGLang, Ollama, ...).")
+        str | None,
+        _option("Address of the model's server (vLLM, SGLang, Ollama, ...).", callback=_filled),
     ] = None,
     embedder: Annotated[
         str | None,
-        _option("Sentence-transformers model [$AMEM_EMBEDDER, else all-MiniLM-L6-v2]."),
+        _option(
+            "Sentence-transformers model [$AMEM_EMBEDDER, else all-MiniLM-L6-v2].",
+            callback=_filled,
+        ),
     ] = None,
     program: Annotated[Path | None, _option("A program that `amem compile` saved.")] = None,
     json: Annotated[bool, _option("One JSON document on stdout.", "--json")] = False,
@@ -199,5 +212,7 @@ app.callback(
   amem demo
 
   amem add "I run 10 km every weekend." && amem ask "What do I do on weekends?"
+
+Options win over environment variables. Empty variables count as unset, empty options are refused.
 """
 )(_start)

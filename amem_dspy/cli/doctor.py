@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from amem_dspy.cli.command import command
-from amem_dspy.cli.output import Reply, entry
+from amem_dspy.cli.output import Reply, counted, entry
 from amem_dspy.cli.session import Session
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def doctor(
 
         done = repair_store(session.address)
         data = {**_report(done.after), "repair": _repair(done)}
-        lines = [*_repair_lines(done), *_lines(done.after, repaired=True)]
+        lines = [*_repair_lines(done, session.address), *_lines(done.after, repaired=True)]
         return Reply(data, lines, status=int(not done.after.clean))
     from amem_dspy.integrity import check_store
 
@@ -62,6 +63,7 @@ def _repair(done: Repair) -> dict[str, Any]:
         "aside": None if done.aside is None else str(done.aside),
         "moved": done.moved,
         "saved": done.saved,
+        "saved_users": done.saved_users,
         "lost": done.lost,
         "lost_ids": done.lost_ids,
     }
@@ -95,11 +97,11 @@ def _problem_lines(problems: Sequence[Problem]) -> Iterator[Any]:
 def _verdict(report: Report, *, repaired: bool) -> str:
     if report.clean:
         return "the store is sound"
-    count = f"{len(report.problems)} problems"
+    count = counted(len(report.problems), "problem")
     return f"{count} left that cannot be mended" if repaired else f"{count}: amem doctor --repair"
 
 
-def _repair_lines(done: Repair) -> Iterator[Any]:
+def _repair_lines(done: Repair, address: str) -> Iterator[Any]:
     for action in done.actions:
         yield entry("repaired", action)
     for path in done.moved:
@@ -109,7 +111,9 @@ def _repair_lines(done: Repair) -> Iterator[Any]:
     if done.saved:
         from amem_dspy.aside import NOTES
 
-        yield entry("to bring back newer notes", f"amem import {done.aside}/{NOTES}")
+        for user in done.saved_users:
+            words = ["amem", "import", f"{done.aside}/{NOTES}", "--store", address, "--user", user]
+            yield entry("to bring back newer notes", shlex.join(words))
     if done.lost:
         named = f": {', '.join(done.lost_ids)}" if done.lost_ids else ""
-        yield entry("lost", f"{done.lost} notes{named}")
+        yield entry("lost", counted(done.lost, "note") + named)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from amem_dspy.cli.command import command
-from amem_dspy.cli.output import Reply
+from amem_dspy.cli.output import Reply, counted
 from amem_dspy.cli.session import Session
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def export(
         raise typer.BadParameter("stdout cannot hold both the notes and --json; name a file")
     with session.memory() as memory:
         count = memory.export(_stream(file, sys.stdout) or file, vectors=vectors)
-    line = f"{_notes(count)} exported"
+    line = f"{counted(count, 'note')} exported"
     if file == "-":
         session.output.say(f"amem: {line}")
         return Reply(None)
@@ -52,30 +52,33 @@ def import_notes(
             bars.update("embedding", done, total)
 
         report = memory.import_(_stream(file, sys.stdin) or file, progress=embedded)
-    for line in _remarks(report):
-        session.output.say(f"amem: {line}")
+    for remark in _remarks(report):
+        session.output.say(f"amem: {remark}")
     counts = {
         name: getattr(report, name)
-        for name in ("added", "known", "embedded", "renamed", "dropped_links", "relinked")
+        for name in (
+            *("added", "updated", "known", "embedded", "renamed", "moved"),
+            *("dropped_links", "relinked", "left_out"),
+        )
     }
-    data = {"file": file, **counts, "left_out": report.left_out}
-    return Reply(data, [f"{_notes(report.added)} imported, {report.known} were there already"])
+    data = {"file": file, **counts}
+    return Reply(
+        data, [f"{counted(report.added, 'note')} imported, {report.known} were there already"]
+    )
 
 
 def _remarks(report: ImportReport) -> list[str]:
     told = [
-        (report.dropped_links, "links left out: the notes they point to are nowhere"),
-        (report.relinked, "notes that were there got or lost a link"),
-        (report.renamed, "notes got an id of their own: another user of the store has theirs"),
-        (report.left_out, "notes of other users left out"),
+        (report.dropped_links, "link", "left out, to notes that are nowhere"),
+        (report.relinked, "note", "from before got or lost a link"),
+        (report.updated, "note", "from before now as the file's later revision has it"),
+        (report.renamed, "note", "with a new id: the old one is another user's"),
+        (report.moved, "note", "at the end of its thread: another has its position"),
+        (report.left_out, "note", "of other users left out"),
     ]
-    return [f"{count} {what}" for count, what in told if count]
+    return [f"{counted(count, what)} {how}" for count, what, how in told if count]
 
 
 def _stream(file: str, standard: object) -> BinaryIO | None:
     """Return the bytes of a standard stream for "-", None for the name of a file."""
     return getattr(standard, "buffer", None) if file == "-" else None
-
-
-def _notes(count: int) -> str:
-    return f"{count} note" if count == 1 else f"{count} notes"

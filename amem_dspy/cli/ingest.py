@@ -9,7 +9,7 @@ import typer
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.failure import Interrupted
-from amem_dspy.cli.output import Reply
+from amem_dspy.cli.output import Reply, counted
 from amem_dspy.cli.session import Session
 from amem_dspy.errors import DataError
 from amem_dspy.note import Note
@@ -61,9 +61,10 @@ def ingest(
         "ids": [note.id for note in stored],
     }
     if pending and not defer:
-        session.output.say(f"amem: {pending} notes are pending; `amem repair` tries again")
+        session.output.say(f"amem: {counted(pending, 'note')} pending; `amem repair` tries again")
     links = sum(len(note.links) for note in stored if note.id in new)
-    line = f"{len(new)} notes stored with {links} links, {data['known']} were there already"
+    stored_line = f"{counted(len(new), 'note')} stored with {counted(links, 'link')}"
+    line = f"{stored_line}, {data['known']} were there already"
     return Reply(data, [line])
 
 

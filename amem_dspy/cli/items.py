@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from amem_dspy.cli.output import counted
 from amem_dspy.errors import DataError, InvalidInputError
 from amem_dspy.inputs import Item, as_item, aware_time, content_text, flat_metadata, name
 
@@ -61,7 +62,8 @@ def _json_items(path: Path, lines: list[tuple[int, str]]) -> list[Item]:
     if problems:
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise DataError(f"{path}: nothing was stored, {len(problems)} lines are wrong: {shown}")
+        count = counted(len(problems), "line")
+        raise DataError(f"{path}: nothing was stored, {count} wrong: {shown}")
     return items
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from amem_dspy.adapter import ExtractionError
 from amem_dspy.cli import compiling
 from amem_dspy.cli.bench import build_progress, bundled, model_context, seconds_text
-from amem_dspy.cli.output import Output, entry, row, show
+from amem_dspy.cli.output import Output, counted, entry, row, show
 from amem_dspy.cli.report import comparison_lines, usage_table
 from amem_dspy.cli.view import card_lines, linked
 from amem_dspy.embedder import Embedder
@@ -149,7 +149,7 @@ def _store(say: Narrator, memory: AgenticMemory, part: Conversation) -> None:
 
 def _stored_line(note: Note) -> Text:
     turn = sources([note])[0] if note.source else ""
-    links = f"{len(note.links)} links" if note.links else "no link"
+    links = counted(len(note.links), "link") if note.links else "no link"
     pending = [("[pending: no valid reply]", "yellow")] if note.pending else []
     reason = [(note.links[0].reason, "italic")] if note.links else []
     return row((turn, "cyan"), (note.content[:50], ""), (links, "green"), *pending, *reason)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.output import Output, Reply, entry, row
-from amem_dspy.cli.session import Session, find_id, local_folder
+from amem_dspy.cli.session import Session, find_id
 from amem_dspy.cli.values import pairs, text_argument
 from amem_dspy.cli.view import (
     card_lines,
@@ -154,6 +154,8 @@ def _counts(notes: list[Note]) -> dict[str, Any]:
 
 
 def _size(address: str) -> int | None:
+    from amem_dspy.location import local_folder
+
     folder = local_folder(address)
     if folder is None:
         return None

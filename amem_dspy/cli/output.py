@@ -165,6 +165,11 @@ def entry(label: str, text: str) -> Text:
     return Text.assemble((f"{label}: ", "bold"), visible(text, lines=True))
 
 
+def counted(count: int, what: str) -> str:
+    """Return a number with what it counts: 1 note, 2 notes."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _console(stream: TextIO) -> Console:
     # Where no terminal sets the width, a table has room.
     width = None if stream.isatty() else 120

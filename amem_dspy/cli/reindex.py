@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.failure import Interrupted
-from amem_dspy.cli.output import Reply
+from amem_dspy.cli.output import Reply, counted
 from amem_dspy.cli.session import Session
 
 PANEL = "Upkeep"
@@ -25,6 +25,6 @@ def reindex(session: Session) -> Reply:
             )
         except KeyboardInterrupt as error:
             raise Interrupted("interrupted; run the same command again to go on") from error
-    line = f"embedded {count} notes; the store's embedder is {embedder.id}"
+    line = f"embedded {counted(count, 'note')}; the store's embedder is {embedder.id}"
     data = {"embedded": count, "embedder": embedder.id, "dimension": embedder.dimension}
     return Reply(data, [line])

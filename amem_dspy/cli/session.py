@@ -42,7 +42,7 @@ class Settings:
         return replace(self, **{name: value for name, value in given.items() if value})
 
     def with_environment(self) -> Self:
-        """Return the settings with $AMEM_... where nothing else was said."""
+        """Return the settings with $AMEM_... where nothing else was said; empty means unset."""
         named = {name: getattr(self, name) for name in ("store", "user", "lm", "embedder")}
         found = {n: os.environ.get(f"AMEM_{n.upper()}") for n, value in named.items() if not value}
         return self.overridden(found)
@@ -120,18 +120,18 @@ class Session:
         )
 
     def _check_store(self) -> None:
+        from amem_dspy.damage import no_folder
+        from amem_dspy.location import local_folder
+
         folder = local_folder(self.address)
+        if folder is not None and (problem := no_folder(folder)):
+            raise problem
         if folder is not None and not (folder / "notes.lance").exists():
             raise StoreError(
                 f"there is no store at {self.address}; make one with `amem add`, "
                 "or name another with --store",
                 path=self.address,
             )
-
-
-def local_folder(address: str) -> Path | None:
-    """Return the folder of a store, or None where it is not on this disk."""
-    return None if "://" in address else Path(address).expanduser()
 
 
 def find_id(memory: AgenticMemory, text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from amem_dspy.cli.command import command
-from amem_dspy.cli.output import Reply, row
+from amem_dspy.cli.output import Reply, counted, row
 from amem_dspy.cli.session import Session
 from amem_dspy.errors import InvalidInputError
 
@@ -28,7 +28,7 @@ def snapshot(
             memory.delete_snapshot(name)
             return Reply({"deleted": name}, [f"deleted the snapshot {name}"])
         made = memory.snapshot(name)
-    return Reply(made.model_dump(mode="json"), [f"kept {made.notes} notes as {name}"])
+    return Reply(made.model_dump(mode="json"), [f"kept {counted(made.notes, 'note')} as {name}"])
 
 
 @command("snapshots", example="amem snapshots", panel=PANEL)
@@ -53,10 +53,10 @@ def restore(
 ) -> Reply:
     """Make the user's notes those of a snapshot; notes added since are deleted."""
     with session.memory() as memory:
-        question = f"Replace the {memory.count()} notes of user {memory.user!r} by {name!r}?"
+        question = f"Replace all notes ({memory.count()}) of user {memory.user!r} by {name!r}?"
         if not yes and not sys.stdin.isatty():
             raise InvalidInputError(f"{question} Nobody can be asked here: say --yes")
         if not yes and not typer.confirm(question, err=True):
             raise InvalidInputError("nothing was changed")
         count = memory.restore(name)
-    return Reply({"name": name, "notes": count}, [f"restored {count} notes from {name}"])
+    return Reply({"name": name, "notes": count}, [f"restored {counted(count, 'note')} from {name}"])

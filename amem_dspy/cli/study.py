@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.failure import Interrupted
-from amem_dspy.cli.output import Output, Reply
+from amem_dspy.cli.output import Output, Reply, counted
 from amem_dspy.cli.search import BudgetOption, KOption
 from amem_dspy.cli.session import Session
 from amem_dspy.cli.values import categories as as_categories
@@ -219,7 +219,8 @@ def evaluate_command(
             session, cache or out / "cache", bars, k=k, budget=token_budget, wave=wave, raw=raw
         )
         plan = evaluating.Plan(qa, parts, chosen, limit, threads, digest, program_hash)
-        session.output.say(f"{bench.turns(parts)} notes, {plan.questions()} questions")
+        work = (counted(bench.turns(parts), "note"), counted(plan.questions(), "question"))
+        session.output.say(", ".join(work))
         made, summary = evaluating.run(plan, out, bars)
     _warn(made, summary, session.output)
     session.output.say(f"{time.perf_counter() - started:.0f} s; records in {out}")

@@ -64,6 +64,32 @@ def test_the_environment_names_the_user(amem: Any) -> None:
     assert amem("list").stdout == ""
 
 
+@pytest.mark.parametrize("option", ["--store", "--user", "--lm", "--api-base", "--embedder"])
+def test_an_empty_option_is_refused(amem: Any, tmp_path: Path, option: str) -> None:
+    for words in (["add", "One.", option, ""], [option, "", "add", "One."]):
+        result = amem(*words)
+        assert result.exit_code == 2
+        assert option in result.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_empty_environment_variable_counts_as_unset(amem: Any, tmp_path: Path) -> None:
+    names = ("AMEM_STORE", "AMEM_USER", "AMEM_LM", "AMEM_EMBEDDER")
+    assert amem("add", "One.", env=dict.fromkeys(names, "")).exit_code == 0
+    assert (tmp_path / "memory").is_dir()
+
+
+def test_a_file_uri_is_a_folder_and_a_file_is_none(amem: Any, tmp_path: Path) -> None:
+    uri = (tmp_path / "s").as_uri()
+    assert "there is no store at file://" in amem("list", "--store", uri).stderr
+    assert amem("add", "One.", "--store", uri).exit_code == 0
+    assert "One." in amem("list", "--store", "s").stdout
+    assert json.loads(amem("stats", "--store", uri, "--json").stdout)["data"]["bytes"] > 0
+    (tmp_path / "f").write_text("mine", encoding="utf-8")
+    for words in (["list"], ["add", "One."], ["doctor"]):
+        assert "f is a file; remove that, or name" in amem(*words, "--store", "f").stderr
+
+
 def test_reading_a_store_that_is_not_there_says_so_and_makes_none(
     amem: Any, tmp_path: Path
 ) -> None:

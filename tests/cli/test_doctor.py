@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import lancedb
 import pytest
 from typer.testing import Result
 
-from amem_dspy.manifest import manifests
+from amem_dspy.manifest import manifests, read_manifest
 
 STORE = "memory"
 
@@ -85,6 +86,27 @@ def test_what_cannot_be_mended_stays_status_1(amem: Run, folder: Path) -> None:
     assert result.exit_code == 1
     assert "bad vector" in result.stdout and "'bob'" in result.stdout
     assert "cannot be mended" in result.stdout
+
+
+def test_newer_notes_come_back_by_the_printed_commands(amem: Run, folder: Path) -> None:
+    assert amem("add", "third words").exit_code == 0
+    oldest = read_manifest(manifests(folder / "notes.lance")[0]).fragments[0].files[0].path
+    (folder / "notes.lance" / oldest).unlink()
+    repaired = amem("doctor", "--repair")
+    printed = [line for line in repaired.stdout.splitlines() if "amem import" in line]
+    assert len(printed) == 2, repaired.stdout
+    assert amem("list", "--user", "bob").stdout == ""
+    for line in printed:
+        words = shlex.split(line.partition(": amem ")[2])
+        assert amem(*words).exit_code == 0
+    assert "second words" in amem("list", "--user", "bob").stdout
+    assert "third words" in amem("list").stdout
+    assert "second words" not in amem("list").stdout
+
+
+def test_one_problem_is_one(amem: Run, folder: Path) -> None:
+    manifests(folder / "notes.lance")[0].write_bytes(b"")
+    assert "1 problem: amem doctor --repair" in amem("doctor").stdout
 
 
 def test_many_problems_are_cut_for_a_person_only(amem: Run, folder: Path) -> None:

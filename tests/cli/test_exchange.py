@@ -92,8 +92,8 @@ def test_what_an_import_left_out_or_changed_is_said(amem: Any, two_notes: list[A
     Path("n.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     done = amem("import", "n.jsonl")
     assert done.exit_code == 0
-    assert "amem: 1 links left out" in done.stderr
-    assert "amem: 1 notes of other users left out" in done.stderr
+    assert "amem: 1 link left out" in done.stderr
+    assert "amem: 1 note of other users left out" in done.stderr
 
 
 def _line(note: dict[str, Any]) -> dict[str, Any]:
@@ -129,3 +129,22 @@ def test_a_reader_that_goes_away_ends_the_export_quietly(
     os.close(writing)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+def test_later_revisions_and_moved_notes_are_counted(amem: Any, data: Any) -> None:
+    first: dict[str, Any] = {
+        "id": "a",
+        "user": "default",
+        "content": "one",
+        "timestamp": "2026-01-02T00:00Z",
+    }
+    first |= {"thread": "t", "position": 0}
+    Path("one.jsonl").write_text(json.dumps(first), encoding="utf-8")
+    assert data("import", "one.jsonl")["added"] == 1
+    later = [first | {"content": "two", "revision": 1}, first | {"id": "b", "position": 1}]
+    Path("two.jsonl").write_text("\n".join(map(json.dumps, later)), encoding="utf-8")
+    done = data("import", "two.jsonl")
+    assert (done["added"], done["updated"], done["moved"]) == (1, 1, 0)
+    Path("three.jsonl").write_text(json.dumps(first | {"id": "c"}), encoding="utf-8")
+    done = amem("import", "three.jsonl")
+    assert "1 note at the end of its thread" in done.stderr

@@ -99,7 +99,7 @@ def test_every_printed_id_is_accepted_by_its_beginning(data: Data, amem: Any) ->
     assert amem("update", note_id[:4], "I swim.").exit_code == 0
     assert amem("undo", note_id[:6]).exit_code == 0
     assert data("show", note_id)["content"] == "I run."
-    assert amem("delete", note_id[:8]).stdout == "deleted 1 notes\n"
+    assert amem("delete", note_id[:8]).stdout == "deleted 1 note\n"
 
 
 @pytest.mark.parametrize("command", ["show", "history", "undo", "delete"])
@@ -140,7 +140,7 @@ def test_delete_all_needs_a_yes(amem: Any, data: Data) -> None:
     assert refused.exit_code == 1
     assert "--yes" in refused.stderr
     assert len(data("list")) == 1
-    assert amem("delete", "--all", "--yes").stdout == "deleted 1 notes\n"
+    assert amem("delete", "--all", "--yes").stdout == "deleted 1 note\n"
     assert data("list") == []
 
 

@@ -12,11 +12,11 @@ Data = Callable[..., Any]
 
 def test_snapshot_is_listed_and_restored(amem: Any, data: Data) -> None:
     kept = data("add", "I run 10 km.")["note"]["id"]
-    assert amem("snapshot", "before").stdout == "kept 1 notes as before\n"
+    assert amem("snapshot", "before").stdout == "kept 1 note as before\n"
     data("delete", kept)
     data("add", "I walk.")
     assert [(made["name"], made["notes"]) for made in data("snapshots")] == [("before", 1)]
-    assert amem("restore", "before", "--yes").stdout == "restored 1 notes from before\n"
+    assert amem("restore", "before", "--yes").stdout == "restored 1 note from before\n"
     assert [note["id"] for note in data("list")] == [kept]
     assert data("snapshot", "before", "--delete") == {"deleted": "before"}
     assert data("snapshots") == []
