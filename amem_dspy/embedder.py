@@ -145,6 +145,8 @@ def vectors_of(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
     """
     import numpy as np
 
+    if not texts:
+        return np.zeros((0, embedder.dimension), dtype=np.float32)
     rows = np.asarray(embedder.embed(texts), dtype=np.float32)
     if rows.shape != (len(texts), embedder.dimension):
         raise ConfigError(

@@ -363,6 +363,10 @@ def test_vectors_that_do_not_fit_are_one_error_that_names_the_embedder(rows: Any
         vectors_of(Written(rows), ["a", "b"])
 
 
+def test_no_texts_are_not_asked_for() -> None:
+    assert vectors_of(Written(None), []).shape == (0, 2)
+
+
 def test_hub_that_cannot_be_reached_is_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class ConnectError(Exception):
         """As of a client that is no subclass of anything here."""
