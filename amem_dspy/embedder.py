@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from amem_dspy.note import Note
+
 EMBEDDER_VARIABLE = "AMEM_EMBEDDER"
 DEFAULT_EMBEDDER = "all-MiniLM-L6-v2"
 _DEFAULT_DIMENSION = 384
@@ -154,6 +156,22 @@ def vectors_of(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float32]:
             f"texts; embed(texts) must return shape (n_texts, {embedder.dimension})"
         )
     return _unit(rows, embedder.id)
+
+
+def note_vectors(
+    embedder: Embedder, notes: Sequence[Note]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the vectors of notes' full representations and of their contents alone.
+
+    Returns:
+        Two arrays of shape (n_notes, dimension), rows of unit length.
+
+    Raises:
+        ConfigError: As `vectors_of`.
+    """
+    texts = [*(note.document() for note in notes), *(note.content for note in notes)]
+    made = vectors_of(embedder, texts)
+    return made[: len(notes)], made[len(notes) :]
 
 
 def _unit(rows: NDArray[np.float32], name: str) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from amem_dspy.adapter import ExtractionError
-from amem_dspy.embedder import Embedder, vectors_of
+from amem_dspy.embedder import Embedder, note_vectors
 from amem_dspy.errors import ConflictError, SourceConflictError
 from amem_dspy.evolve import (
     Cause,
@@ -188,10 +188,9 @@ class Ingest:
         return Call("construct_note", inputs, self.policy.bounds(), note.id, draft.fresh)
 
     def _embed(self, wave: Sequence[Draft]) -> None:
-        texts = [draft.note.document() for draft in wave]
-        vectors = vectors_of(self.embedder, [*texts, *(draft.note.content for draft in wave)])
-        for place, draft in enumerate(wave):
-            draft.vector, draft.vector_content = vectors[place], vectors[place + len(wave)]
+        made = note_vectors(self.embedder, [draft.note for draft in wave])
+        for draft, vector, content in zip(wave, *made, strict=True):
+            draft.vector, draft.vector_content = vector, content
 
     def _candidates(self, draft: Draft, earlier: Sequence[Draft]) -> list[Note]:
         """Return the k notes nearest by the full representation, those of the wave among them."""
@@ -362,9 +361,8 @@ def commit(
     """
     rows = {**store.rows(space.user, [note.id for note in changed]), **(known or {})}
     stale = [n for n in changed if n.id not in rows or rows[n.id].note.document() != n.document()]
-    fresh = vectors_of(embedder, [*(n.document() for n in stale), *(n.content for n in stale)])
-    for place, note in enumerate(stale):
-        rows[note.id] = Row(note, fresh[place], fresh[place + len(stale)])
+    for note, *vectors in zip(stale, *note_vectors(embedder, stale), strict=True):
+        rows[note.id] = Row(note, *vectors)
     written = [replace(rows[note.id], note=note) for note in changed]
     touched = {note.id for note in changed} | set(delete)
     expected = {key: note.revision for key, note in space.before.items() if key in touched}

@@ -6,8 +6,6 @@ Nothing is written, and no model or embedder is needed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,13 +17,11 @@ from amem_dspy.damage import (
     STAGE,
     damaged_files,
     is_damage,
-    is_disk_error,
     no_folder,
     plain_text,
-    translated,
     unread_fragments,
 )
-from amem_dspy.errors import AmemError, StoreError
+from amem_dspy.errors import StoreError
 from amem_dspy.invariant import Problem
 from amem_dspy.location import LOCK_FILE, TABLE, Location, open_if_there
 from amem_dspy.manifest import manifests
@@ -86,21 +82,8 @@ def check_store(address: str | Path, *, locked: bool = False) -> Report:
     """
     location = Location(str(address), None)
     folder = location.folder
-    with disk(location):
+    with location.disk(advice=None):
         return _settled(location, folder, locked=locked)
-
-
-@contextmanager
-def disk(location: Location) -> Iterator[None]:
-    """Turn errors as `Location.disk` does, without the advice to check the store."""
-    try:
-        yield
-    except AmemError:
-        raise
-    except Exception as exc:
-        if not is_disk_error(exc):
-            raise
-        raise translated(exc, uri=location.uri, folder=location.folder, advice=None) from exc
 
 
 def _no_store(location: Location) -> StoreError:

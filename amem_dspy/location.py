@@ -17,7 +17,7 @@ import lancedb
 import pyarrow as pa
 from lancedb.index import FTS
 
-from amem_dspy.damage import half_made, is_disk_error, translated
+from amem_dspy.damage import CHECK, half_made, is_disk_error, translated
 from amem_dspy.errors import AmemError, EmbedderMismatchError, StoreError, StoreVersionError
 from amem_dspy.query import STOP_WORDS
 from amem_dspy.schema import SCHEMA_VERSION, embedder_of
@@ -106,8 +106,12 @@ class Location:
             ) from error
 
     @contextmanager
-    def disk(self) -> Iterator[None]:
-        """Turn errors of the file system and of LanceDB into `StoreError`."""
+    def disk(self, *, advice: str | None = CHECK) -> Iterator[None]:
+        """Turn errors of the file system and of LanceDB into `StoreError`.
+
+        Args:
+            advice: What to do where the files do not tell; None where that was done already.
+        """
         try:
             yield
         except AmemError:
@@ -115,7 +119,7 @@ class Location:
         except Exception as exc:
             if not is_disk_error(exc):
                 raise
-            raise translated(exc, uri=self.uri, folder=self._folder) from exc
+            raise translated(exc, uri=self.uri, folder=self._folder, advice=advice) from exc
 
     def open(self, schema: pa.Schema) -> Any:
         """Open the table, or create it with this schema where there is none.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from amem_dspy.embedder import Embedder
+from amem_dspy.embedder import Embedder, note_vectors
 from amem_dspy.errors import DataError
 from amem_dspy.inputs import aware_time
 from amem_dspy.intake import Problems
@@ -165,8 +165,7 @@ class Merge:
         for batch in self.stage.bodies(without_vectors=True):
             for part in _parts(batch, EMBED_BATCH):
                 notes = [Note.model_validate_json(body) for _, body in part]
-                texts = [*(note.document() for note in notes), *(note.content for note in notes)]
-                both = np.asarray(self.embedder.embed(texts), "<f4").reshape(2, len(notes), -1)
+                both = np.asarray(note_vectors(self.embedder, notes), "<f4")
                 self.stage.embed(
                     (place, both[:, row].tobytes()) for row, (place, _) in enumerate(part)
                 )

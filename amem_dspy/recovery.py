@@ -26,7 +26,7 @@ from amem_dspy.damage import (
     unread_fragments,
 )
 from amem_dspy.errors import StoreError, StoreVersionError
-from amem_dspy.integrity import Report, check_store, disk, snapshot_problems, snapshot_tables
+from amem_dspy.integrity import Report, check_store, snapshot_problems, snapshot_tables
 from amem_dspy.location import TABLE, Location, create_indices
 from amem_dspy.manifest import (
     HINT,
@@ -96,7 +96,7 @@ def repair_store(
     foreign = [problem.text for problem in before.problems if problem.kind == "schema_version"]
     if foreign:
         raise StoreVersionError(f"{foreign[0]}; install that version", path=location.uri)
-    with location.exclusive(), disk(location):
+    with location.exclusive(), location.disk(advice=None):
         return _Work(location, location.folder, before, clock()).done()
 
 

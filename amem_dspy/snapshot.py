@@ -20,7 +20,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from amem_dspy.bulk import arrivals, ordered_rows, spooled
-from amem_dspy.embedder import Embedder
+from amem_dspy.embedder import Embedder, note_vectors
 from amem_dspy.errors import ConflictError, InvalidInputError, StoreError
 from amem_dspy.evolve import recorded
 from amem_dspy.inputs import aware_time
@@ -204,12 +204,8 @@ class Snapshots:
 
     def _embedded(self, rows: Sequence[Row]) -> list[Row]:
         notes = [row.note for row in rows]
-        texts = [*(note.document() for note in notes), *(note.content for note in notes)]
-        vectors = self.embedder.embed(texts)
-        return [
-            Row(note, vectors[place], vectors[place + len(notes)])
-            for place, note in enumerate(notes)
-        ]
+        made = zip(notes, *note_vectors(self.embedder, notes), strict=True)
+        return [Row(note, vector, content) for note, vector, content in made]
 
     def _check_free(self, table: str, name: str) -> None:
         if self._open(table) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ PIN_SECONDS = 3600
 KEEP_ALONE = timedelta(milliseconds=1)
 KEEP_TOGETHER = timedelta(hours=1)
 KEEP_ALL = timedelta(days=36_500)
-
-_log = logging.getLogger(__name__)
 
 
 @contextmanager

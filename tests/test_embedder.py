@@ -21,6 +21,7 @@ from amem_dspy import AgenticMemory, EvolutionPolicy
 from amem_dspy import embedder as module
 from amem_dspy.embedder import SentenceTransformerEmbedder, resolve_embedder, vectors_of
 from amem_dspy.errors import ConfigError
+from amem_dspy.integrity import check_store
 from amem_dspy.retrieve import Mode
 from amem_dspy.window import MOST_WINDOWS, windows
 
@@ -377,3 +378,30 @@ def test_hub_that_cannot_be_reached_is_our_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
     with pytest.raises(ConfigError, match="Name or service not known"):
         SentenceTransformerEmbedder("nobody/no-such-model").embed(["a"])
+
+
+def test_vectors_of_any_length_are_stored_as_unit_ones_on_every_way_in(
+    make_memory: Any, embedder: Any, tmp_path: Path
+) -> None:
+    class Longer(type(embedder)):  # type: ignore[misc]
+        def embed(self, texts: Any) -> Any:
+            return super().embed(texts) * 3
+
+    raw = EvolutionPolicy.raw()
+    memory, _ = make_memory(policy=raw, embedder=Longer())
+    memory.add("the red fox")
+    memory.snapshot("s")
+    for name, vectors in (("with", True), ("without", False)):
+        memory.export(tmp_path / f"{name}.jsonl", vectors=vectors)
+        other, _ = make_memory(policy=raw, embedder=Longer(), store=name)
+        assert other.import_(tmp_path / f"{name}.jsonl").added == 1
+        assert check_store(tmp_path / name).clean
+
+    class Other(Longer):
+        id = "other"
+
+    anew, _ = make_memory(policy=raw, embedder=Other())
+    anew.reindex()
+    anew.delete_all()
+    anew.restore("s")
+    assert check_store(tmp_path / "store").clean
