@@ -25,14 +25,17 @@ from pydantic import BaseModel, ValidationError
 from tenacity import RetryCallState, retry_if_exception, stop_after_attempt
 
 from amem_dspy.errors import AmemError
-from amem_dspy.output import is_closed, output_model, reply_schema, schema_name, usable_part
+from amem_dspy.output import Usable, is_closed, output_model, reply_schema, schema_name, usable_part
 from amem_dspy.redaction import redacted, secrets_of
 from amem_dspy.reply import reply_object
 from amem_dspy.retry import Retry, taken_over
+from amem_dspy.signatures.bound import BORROWED
 from amem_dspy.signatures.text import mend_unicode
 from amem_dspy.usage import Meter, StepUsage
 
 _MAX_ECHO_CHARS = 600
+_PYDANTIC_LINE = re.compile(r"errors\.pydantic\.dev|^\d+ validation errors? for \w+$")
+_PYDANTIC_DETAIL = re.compile(r" \[type=\w+, input_value=.*, input_type=\w+\]$")
 _CONTROLS = ("rollout_id", "cache")
 _NOT_FOR_REQUESTS = CLIENT_KEYS | {
     *_CONTROLS,
@@ -55,8 +58,9 @@ class ExtractionError(AmemError, dspy.AdapterParseError):
         step: Name of the signature.
         salvaged: The output fields that do validate, of the best reply.
         complete: True where `salvaged` has every field and nothing was dropped: only a budget was
-            exceeded.
+            exceeded, or an example repeated.
         dropped: What of that reply was left out, each with its fault.
+        taken: What was left out because an example of the prompt says it.
         attempts: Requests made.
         finish_reason: Of the last reply.
         note_id: The note concerned, where there is one.
@@ -64,7 +68,7 @@ class ExtractionError(AmemError, dspy.AdapterParseError):
 
     code = "extraction"
 
-    def __init__(self, state: Extraction, *, salvaged: dict[str, Any], dropped: list[str]) -> None:
+    def __init__(self, state: Extraction, usable: Usable) -> None:
         DSPyError.__init__(self, state.problem, code=self.code, model=state.model_name)
         self.step = state.name
         self.adapter_name = "InstructorAdapter"
@@ -72,9 +76,11 @@ class ExtractionError(AmemError, dspy.AdapterParseError):
         self.lm_response = state.text
         # Not what was salvaged: DSPy's trace bootstrapping divides two lists where it is not empty.
         self.parsed_result = None
-        self.salvaged = salvaged
-        self.dropped = tuple(dropped)
-        self.complete = not dropped and salvaged.keys() == state.signature.output_fields.keys()
+        self.salvaged = usable.values
+        self.dropped = tuple(usable.dropped)
+        self.taken = tuple(usable.taken)
+        whole = usable.values.keys() == state.signature.output_fields.keys()
+        self.complete = whole and not usable.dropped
         self.attempts = state.tries
         self.finish_reason = state.finish_reason
         self.note_id: str | None = None
@@ -169,6 +175,7 @@ class Extraction:
         self.finish_reason: str | None = None
         self.problem = "no reply"
         self.error: Exception | None = None
+        self.borrowed: list[dict[str, Any]] = []
 
     def arguments(self, retrying: Callable[..., Any], max_retries: int) -> dict[str, Any]:
         """Return the arguments of instructor's call.
@@ -189,6 +196,8 @@ class Extraction:
         }
 
     def _asks_again(self, error: BaseException) -> bool:
+        faults = error.errors() if isinstance(error, ValidationError) else []
+        self.borrowed = [fault["ctx"] for fault in faults if fault["type"] == BORROWED]
         return self.error is None and isinstance(error, ValidationError | IncompleteOutputException)
 
     @contextmanager
@@ -251,7 +260,8 @@ class Extraction:
         return False
 
     def _request(self, asked: list[dict[str, Any]]) -> Request:
-        messages = [*self.messages, *(_echo(message) for message in asked[1:][-2:])]
+        echoes = [_echo(message) for message in asked[1:][-2:]]
+        messages = [*self.messages, *(_of_example(self.borrowed) if self.borrowed else echoes)]
         # Anthropic refuses a schema with lengths or ranges in it.
         limits = re.search("anthropic|claude", self.model_name, re.IGNORECASE) is None
         lengths = getattr(getattr(self.lm, "engine", None), "enforces_text_lengths", False)
@@ -332,10 +342,14 @@ class Extraction:
             usable_part(self.signature, reply, self.scope.bounds)
             for reply in reversed(self.replies)
         ]
-        best = max(parts, key=lambda part: (len(part[0]), -len(part[1])), default=({}, []))
-        failure = ExtractionError(self, salvaged=best[0], dropped=best[1])
+        best = max(parts, key=_worth, default=Usable({}, [], []))
+        failure = ExtractionError(self, best)
         failure.__cause__ = cause
         return failure
+
+
+def _worth(part: Usable) -> tuple[int, int, int]:
+    return len(part.values), -len(part.dropped), -len(part.taken)
 
 
 def _with_clients(lm: dspy.BaseLM, lm_kwargs: dict[str, Any]) -> dspy.BaseLM:
@@ -397,8 +411,10 @@ def _with_schema(message: dict[str, Any], schema: Any) -> dict[str, Any]:
 
 
 def _plain(error: str) -> str:
-    lines = [line for line in error.splitlines() if "errors.pydantic.dev" not in line]
-    return " ".join(" ".join(lines).split())[:_MAX_ECHO_CHARS]
+    """Return a validation error in words alone: a small model takes pydantic's names for terms."""
+    lines = [line for line in error.splitlines() if not _PYDANTIC_LINE.search(line)]
+    shown = (_PYDANTIC_DETAIL.sub("", line).removeprefix("  Value error,") for line in lines)
+    return " ".join(" ".join(shown).split())[:_MAX_ECHO_CHARS]
 
 
 def _echo(message: dict[str, Any]) -> dict[str, Any]:
@@ -406,6 +422,23 @@ def _echo(message: dict[str, Any]) -> dict[str, Any]:
     text = str(message.get("content") or "")
     short = text[:_MAX_ECHO_CHARS] if message["role"] == "assistant" else _plain(text)
     return {"role": message["role"], "content": mend_unicode(short) or "(empty)"}
+
+
+def _of_example(faults: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the re-ask after a reply that repeats an example.
+
+    Shown the reply, or told of it at length, a small model repeats the example once more; how the
+    input begins comes last.
+    """
+    words = ", ".join(sorted({word for fault in faults for word in fault["found"]}))
+    asked = (
+        f"Correct your JSON. From an example, not from the input: {words[:_MAX_ECHO_CHARS]}. "
+        f"Write about the input alone: {faults[0]['own']}"
+    )
+    return [
+        {"role": "assistant", "content": "{}"},
+        {"role": "user", "content": mend_unicode(asked)},
+    ]
 
 
 def _completion(text: str, finish_reason: str) -> ChatCompletion:

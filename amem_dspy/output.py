@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 from dspy.adapters.utils import annotation_allows_none
@@ -164,21 +164,30 @@ def is_closed(schema: Any) -> bool:
     return is_closed(parts)
 
 
-def usable_part(
-    signature: type[dspy.Signature], reply: str, bounds: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the output fields of a reply (a JSON object) that validate, and what was dropped."""
-    usable: dict[str, Any] = {}
-    dropped: list[str] = []
+class Usable(NamedTuple):
+    """What of a reply is usable.
+
+    Attributes:
+        values: The output fields that validate.
+        dropped: What was left out, each with its fault.
+        taken: What was left out because an example of the prompt says it; no fault remains.
+    """
+
+    values: dict[str, Any]
+    dropped: list[str]
+    taken: list[str]
+
+
+def usable_part(signature: type[dspy.Signature], reply: str, bounds: Mapping[str, Any]) -> Usable:
+    """Return what is usable of a reply (a JSON object)."""
+    usable = Usable({}, [], [])
     for name in signature.output_fields:
-        lost: list[str] = []
+        lost = {"dropped": usable.dropped, "taken": usable.taken}
         try:
             made = output_model(signature, name).model_validate_json(
-                reply, context={**bounds, "dropped": lost}
+                reply, context={**bounds, **lost}
             )
         except ValidationError:
-            dropped += lost
             continue
-        dropped += lost
-        usable[name] = getattr(made, name)
-    return usable, dropped
+        usable.values[name] = getattr(made, name)
+    return usable

@@ -5,9 +5,10 @@ hold
 
 - `handles`: the handles that were offered to the model;
 - `max_keywords`, `max_tags`, `max_context_chars`: the budgets of the policy;
-- `examples`: words of each of the prompt's examples that the input has not (see `borrowed`);
+- `examples`: what of the prompt's examples the input has not (see `borrowed`);
 - `dropped`: a list. Its presence means that the tries have run out: what is wrong is dropped and
-  named in it, and what is merely too long passes, to be cut by the caller.
+  named in it, and what is merely too long passes, to be cut by the caller;
+- `taken`: a list beside `dropped`, for what an example said: the reply is whole without it.
 
 Without a context nothing is bounded, so that demos and saved programs load.
 """
@@ -28,13 +29,19 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from amem_dspy.signatures.borrowed import borrowed_words, words_among
 from amem_dspy.signatures.text import clean_line, clean_text
 
 MAX_TERM_CHARS = 60
 """A keyword or tag is a term, not a sentence; longer ones are handed back to the model."""
+
+BORROWED = "borrowed"
+"""The type of pydantic's error where a field says what only an example of the prompt says.
+
+Its `ctx` holds the words (`found`) and how the input begins (`own`).
+"""
 
 _SEPARATOR = re.compile("[,;、，；]")
 _LIST_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")
@@ -89,26 +96,42 @@ def mark_borrowed(reply: Any, info: ValidationInfo) -> Any:
     return reply
 
 
-def _borrowed(text: str, info: ValidationInfo) -> str | None:
-    words = words_among(text, (info.context or {}).get("borrowed", ()))
-    return ", ".join(words) if words else None
-
-
-def _own_terms(terms: list[str], info: ValidationInfo) -> list[str]:
-    taken = {term: words for term in terms if (words := _borrowed(term, info))}
-    if taken and info.context is not None and "dropped" in info.context:
-        info.context["dropped"].extend(f"{term}: from an example" for term in taken)
-        return [term for term in terms if term not in taken]
-    return [_own_text(term, info) for term in terms]
+def _borrowed(text: str, info: ValidationInfo) -> list[str]:
+    return words_among(text, (info.context or {}).get("borrowed", ()))
 
 
 def _own_text(text: str, info: ValidationInfo) -> str:
-    words = _borrowed(text, info)
-    if words:
-        raise ValueError(
-            f"{words}: from an example, not from the input; write about the input alone"
-        )
+    if words := _borrowed(text, info):
+        raise _not_own(words, info)
     return text
+
+
+def _own_terms(terms: list[str], info: ValidationInfo) -> list[str]:
+    if words := {word: None for term in terms for word in _borrowed(term, info)}:
+        raise _not_own(words, info)
+    return terms
+
+
+def _not_own(words: Iterable[str], info: ValidationInfo) -> PydanticCustomError:
+    examples = (info.context or {}).get("examples")
+    found = list(words)
+    about = {"words": ", ".join(found), "found": found, "own": examples.own if examples else ""}
+    return PydanticCustomError(BORROWED, "{words}: from an example, not from the input", about)
+
+
+def _text_left(text: str, info: ValidationInfo) -> str:
+    """Return the text; once the tries have run out, nothing in place of a borrowed one."""
+    return text if _terms_left([text], info) else ""
+
+
+def _terms_left(terms: list[str], info: ValidationInfo) -> list[str]:
+    """Return the terms; once the tries have run out, without those that are borrowed."""
+    taken = (info.context or {}).get("taken")
+    if taken is None:
+        return _own_terms(terms, info)
+    borrowed = [term for term in terms if _borrowed(term, info)]
+    taken.extend(borrowed)
+    return [term for term in terms if term not in borrowed]
 
 
 def _limit(bound: str, info: ValidationInfo) -> int | None:
@@ -173,7 +196,9 @@ def keep_valid(item: type[BaseModel]) -> Callable[[Any, ValidationInfo], Any]:
             try:
                 kept.append(item.model_validate(entry, context=info.context))
             except ValidationError as error:
-                info.context["dropped"].append(f"{entry!r}: {error.errors()[0]['msg']}"[:200])
+                own = all(fault["type"] == BORROWED for fault in error.errors())
+                lost = info.context.get("taken" if own else "dropped", info.context["dropped"])
+                lost.append(f"{entry!r}: {error.errors()[0]['msg']}"[:200])
         return kept
 
     return check
@@ -202,12 +227,12 @@ Terms = Annotated[
     list[str],
     BeforeValidator(clean_terms),
     BeforeValidator(split_terms),
-    AfterValidator(_own_terms),
     AfterValidator(_short_terms),
 ]
 
 
 Line = Annotated[str, AfterValidator(clean_line), _text_schema(120)]
+Reason = Annotated[Line, AfterValidator(_text_left)]
 Text = Annotated[
     str,
     AfterValidator(lambda text: clean_text(text).strip()),
@@ -221,13 +246,43 @@ Context = Annotated[
     AfterValidator(_bounded_text),
     _text_schema("max_context_chars"),
 ]
-FilledContext = Annotated[Context, AfterValidator(_filled)]
+FilledContext = Annotated[
+    str,
+    AfterValidator(clean_line),
+    AfterValidator(_filled),
+    AfterValidator(_text_left),
+    AfterValidator(_bounded_text),
+    _text_schema("max_context_chars"),
+]
 Handle = Annotated[
     str, AfterValidator(_offered), WithJsonSchema({"type": "string", "x-handle": True})
 ]
-Keywords = Annotated[Terms, AfterValidator(_bounded("max_keywords")), _term_schema("max_keywords")]
-Tags = Annotated[Terms, AfterValidator(_bounded("max_tags")), _term_schema("max_tags")]
-FilledKeywords = Annotated[
-    Keywords, AfterValidator(_not_empty), _term_schema("max_keywords", least=1)
+# A neighbour's lists replace its old ones, so that half a list would lose terms: a borrowed one is
+# refused as a whole, with its update. A new note keeps what is its own.
+Keywords = Annotated[
+    Terms,
+    AfterValidator(_own_terms),
+    AfterValidator(_bounded("max_keywords")),
+    _term_schema("max_keywords"),
 ]
-FilledTags = Annotated[Tags, AfterValidator(_not_empty), _term_schema("max_tags", least=1)]
+Tags = Annotated[
+    Terms,
+    AfterValidator(_own_terms),
+    AfterValidator(_bounded("max_tags")),
+    _term_schema("max_tags"),
+]
+FilledKeywords = Annotated[
+    Terms,
+    AfterValidator(_terms_left),
+    AfterValidator(_bounded("max_keywords")),
+    AfterValidator(_not_empty),
+    _term_schema("max_keywords", least=1),
+]
+# Broad categories: a note with keywords of its own may lack them, once the tries have run out.
+FilledTags = Annotated[
+    Terms,
+    AfterValidator(_not_empty),
+    AfterValidator(_terms_left),
+    AfterValidator(_bounded("max_tags")),
+    _term_schema("max_tags", least=1),
+]

@@ -7,7 +7,7 @@ from typing import Annotated
 import dspy
 from pydantic import BaseModel, BeforeValidator, Field
 
-from amem_dspy.signatures.bound import EachHandleOnce, Handle, Line, keep_valid
+from amem_dspy.signatures.bound import EachHandleOnce, Handle, Reason, keep_valid
 
 
 class LinkDecision(BaseModel):
@@ -21,7 +21,7 @@ class LinkDecision(BaseModel):
     """
 
     id: Handle = Field(description="handle of the candidate")
-    reason: Line = Field(default="", description="why the two belong together, a few words")
+    reason: Reason = Field(default="", description="why the two belong together, a few words")
     strength: float = Field(default=0.5, ge=0, le=1, description="0 weak to 1 strong")
     update: bool = Field(default=False, description="true if the new note changes its meaning")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from amem_dspy.signatures import LinkDecision, NeighbourUpdate
+from amem_dspy.signatures.borrowed import borrowed_words, example_words
 from amem_dspy.signatures.bound import (
     MAX_TERM_CHARS,
     Context,
@@ -19,6 +20,7 @@ from amem_dspy.signatures.bound import (
     Handle,
     Keywords,
     Line,
+    Reason,
     Tags,
     Text,
     clean_terms,
@@ -206,3 +208,76 @@ def test_a_strength_outside_its_range_is_refused(strength: Any) -> None:
 def test_an_update_without_context_is_refused() -> None:
     with pytest.raises(ValidationError, match="context"):
         NeighbourUpdate.model_validate({"id": "n1", "keywords": ["kiln"]})
+
+
+# Words of an example
+
+DEMO = {"content": "Mina: I fired the kiln.", "keywords": ["kiln", "Mina"], "tags": ["hobby"]}
+EXAMPLES = example_words([DEMO], {"content": "R {x}"})
+
+
+def taken_from(kind: Any, value: Any, **context: Any) -> tuple[Any, list[str], list[str]]:
+    """What is left of a value once the tries have run out, and what was dropped and taken out."""
+    dropped: list[str] = []
+    taken: list[str] = []
+    words = borrowed_words(value, EXAMPLES)
+    context = {"borrowed": words, "dropped": dropped, "taken": taken, **context}
+    return check(kind, value, **context), dropped, taken
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (FilledKeywords, ["R", "Mina's"]),
+        (FilledTags, ["Mina"]),
+        (FilledContext, "Mina's R"),
+        (Reason, "both of Mina"),
+        (Keywords, ["Mina"]),
+        (Tags, ["mina"]),
+        (Context, "Mina."),
+    ],
+)
+def test_what_an_example_said_goes_back_with_the_words_and_the_input(kind: Any, value: Any) -> None:
+    words = borrowed_words(value, EXAMPLES)
+    with pytest.raises(ValidationError) as caught:
+        check(kind, value, examples=EXAMPLES, borrowed=words)
+    (fault,) = caught.value.errors()
+    assert fault["msg"] == "mina: from an example, not from the input"
+    assert (fault["ctx"]["found"], fault["ctx"]["own"]) == (["mina"], "R {x}")
+
+
+def test_a_new_note_keeps_what_is_its_own() -> None:
+    assert taken_from(FilledKeywords, ["R", "Mina's"]) == (["R"], [], ["Mina's"])
+    assert taken_from(FilledTags, ["Mina"]) == ([], [], ["Mina"])
+    assert taken_from(FilledContext, "Mina's R") == ("", [], ["Mina's R"])
+    assert taken_from(Reason, "both of Mina") == ("", [], ["both of Mina"])
+    assert taken_from(FilledKeywords, ["R"]) == (["R"], [], [])
+
+
+def test_a_new_note_needs_a_keyword_of_its_own() -> None:
+    with pytest.raises(ValidationError, match="at least one"):
+        taken_from(FilledKeywords, ["Mina"])
+    for empty in ([], [""]):
+        with pytest.raises(ValidationError, match="at least one"):
+            taken_from(FilledTags, empty)
+
+
+Updates = Annotated[list[NeighbourUpdate], BeforeValidator(keep_valid(NeighbourUpdate))]
+
+
+def test_an_update_is_left_out_as_a_whole_and_is_no_fault() -> None:
+    own = {"id": "n2", "context": "R again", "keywords": ["R"]}
+    partly = {"id": "n1", "context": "R", "keywords": ["R", "Mina"]}
+    kept, dropped, taken = taken_from(Updates, [partly, own])
+    assert [update.id for update in kept] == ["n2"]
+    assert (dropped, len(taken)) == ([], 1)
+    both = {"id": "n9", "context": "Mina", "keywords": []}
+    kept, dropped, taken = taken_from(Updates, [both], handles={"n1"})
+    assert (kept, len(dropped), taken) == ([], 1, [])
+
+
+def test_a_link_stays_without_a_reason_of_an_example() -> None:
+    links = [{"id": "n1", "reason": "Mina's kiln", "strength": 0.9}]
+    kept, dropped, taken = taken_from(Decisions, links)
+    assert [(link.id, link.reason, link.strength) for link in kept] == [("n1", "", 0.9)]
+    assert (dropped, taken) == ([], ["Mina's kiln"])
