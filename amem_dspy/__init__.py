@@ -6,6 +6,7 @@ Public names load on first use: importing this package imports neither dspy nor 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from amem_dspy.snapshot import Snapshot
 
 __version__ = "0.1.0"
+
+# LanceDB reads it when it is loaded: by itself it prints warnings that say nothing to a user.
+os.environ.setdefault("LANCEDB_LOG", "error")
 
 __all__ = [
     "AgenticMemory",

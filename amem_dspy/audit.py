@@ -166,9 +166,8 @@ def index_problems(table: Any) -> list[Problem]:
 
 def _not_found(table: Any) -> Iterator[str]:
     """Ask both indices for sampled notes by their own words; yield the ids of those not found."""
-    table.search(text_query(query_texts("word 낱말")), query_type="fts").limit(1).select(
-        ["id", "_score"]
-    ).to_arrow()
+    for column, part in query_texts("word 낱말").items():
+        _matches(table, column, part)
     rows = table.count_rows()
     places = sorted({int(place) for place in np.linspace(0, rows - 1, SAMPLES)}) if rows else []
     columns = ["id", "user", "text_stemmed", "text_ngram"]
@@ -178,11 +177,14 @@ def _not_found(table: Any) -> Iterator[str]:
         words += [run[:3] for run in row["text_ngram"].split()[:1]]
         where = condition(row["user"], EVERYTHING, one_of("id", [row["id"]]))
         for word in words:
-            query = table.search(text_query(query_texts(word)), query_type="fts").where(
-                where, prefilter=True
-            )
-            if not len(query.limit(1).select(["id", "_score"]).to_arrow()):
+            parts = query_texts(word).items()
+            if not any(_matches(table, column, part, where) for column, part in parts):
                 yield row["id"]
+
+
+def _matches(table: Any, column: str, part: str, where: str = "true") -> bool:
+    query = table.search(text_query(column, part), query_type="fts").where(where, prefilter=True)
+    return bool(len(query.limit(1).select(["id", "_score"]).to_arrow()))
 
 
 def _vector_problems(row: Row) -> Iterator[Problem]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 from nltk.stem.snowball import EnglishStemmer
+from numpy.typing import NDArray
 
 from amem_dspy.query import STOP_WORDS
 
@@ -26,43 +28,91 @@ _STOP_WORDS = frozenset(STOP_WORDS)
 _STEMMER = EnglishStemmer()
 
 Tokens = Callable[[str], list[str]]
+Floats = NDArray[np.float64]
 
 
-def scores(query: str, texts: Sequence[str], total: int, tokens: Tokens) -> list[float]:
-    """Return the BM25 score of each text for a query.
+@dataclass(frozen=True)
+class Counts:
+    """How often a query's words are in texts.
+
+    Attributes:
+        times: (n_texts, n_words) float64.
+        lengths: (n_texts,) float64, words of each text.
+    """
+
+    times: Floats
+    lengths: Floats
+
+    def mixed(self, weights: Floats) -> Counts:
+        """Return the counts of mixtures of the texts.
+
+        Args:
+            weights: (n_mixtures, n_texts) float64, how much of each text is in each mixture.
+        """
+        return Counts(weights @ self.times, weights @ self.lengths)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a query's words weigh in a collection.
+
+    Attributes:
+        words: The words.
+        values: (n_words,) float64, the inverse document frequency of each.
+        mean_length: Words of a text, on average.
+    """
+
+    words: tuple[str, ...]
+    values: Floats
+    mean_length: float
+
+    def scores(self, counts: Counts, size: Floats | float = 1.0) -> Floats:
+        """Return the BM25 scores, shape (n_texts,), 0 or more.
+
+        Args:
+            counts: Of the words in each text.
+            size: How many texts are mixed in each; lengths are compared with so many means.
+        """
+        length = counts.lengths / (self.mean_length * np.asarray(size))
+        norm = K1 * (1 - B + B * length)[:, None]
+        gain: Floats = counts.times * (K1 + 1) / (counts.times + norm)
+        return np.asarray(gain @ self.values)
+
+    @property
+    def most(self) -> float:
+        """The score that no text reaches: each word without end."""
+        return float((K1 + 1) * self.values.sum())
+
+
+def weigh(words: Sequence[str], counts: Counts, total: int) -> Weights:
+    """Return the weights of words.
 
     Args:
-        query: The words that are looked for.
-        texts: Texts that match; the frequency of a word is counted among them.
-        total: How many notes there are, those that do not match included.
-        tokens: Splits a text as its index does.
-
-    Returns:
-        Scores, 0 or more, beside the texts; 0 where no word matches.
+        words: The words of a query, each once.
+        counts: Of the words in the texts that match.
+        total: How many texts there are, those that do not match included.
     """
-    wanted = dict.fromkeys(tokens(query))
-    counts = [Counter(tokens(text)) for text in texts]
-    lengths = [count.total() for count in counts]
-    mean = sum(lengths) / len(lengths) if any(lengths) else 1.0
-    weights = {word: _weight(sum(word in count for count in counts), total) for word in wanted}
-    return [
-        sum(_gain(count[word], length / mean) * weight for word, weight in weights.items())
-        for count, length in zip(counts, lengths, strict=True)
-    ]
+    frequency = (counts.times > 0).sum(axis=0)
+    values = [_weight(int(found), total) for found in frequency]
+    mean = float(counts.lengths.mean()) if counts.lengths.any() else 1.0
+    return Weights(tuple(words), np.asarray(values), mean)
+
+
+def count(words: Sequence[str], texts: Sequence[str], tokens: Tokens) -> Counts:
+    """Return how often the words are in the texts."""
+    found = [tokens(text) for text in texts]
+    times = np.array([[text.count(word) for word in words] for text in found], dtype=np.float64)
+    lengths = np.array([len(text) for text in found], dtype=np.float64)
+    return Counts(times.reshape(len(texts), len(words)), lengths)
 
 
 def _weight(frequency: int, total: int) -> float:
     return math.log(1 + (max(total, frequency) - frequency + 0.5) / (frequency + 0.5))
 
 
-def _gain(times: int, length: float) -> float:
-    return times * (K1 + 1) / (times + K1 * (1 - B + B * length))
-
-
 def words(text: str) -> list[str]:
     """Return the stemmed words of a text without stop words, as the stemmed index has them."""
-    found = (_folded(word) for word in _WORD.findall(text))
-    return [_stem(word) for word in found if word not in _STOP_WORDS]
+    return [term for word in _WORD.findall(text) if (term := _term(word))]
 
 
 def grams(text: str) -> list[str]:
@@ -76,11 +126,12 @@ def grams(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=100_000)
-def _stem(word: str) -> str:
-    return str(_STEMMER.stem(word))
+def _term(word: str) -> str:
+    """Return what a word is looked for as; nothing for a stop word."""
+    folded = _folded(word)
+    return "" if folded in _STOP_WORDS else str(_STEMMER.stem(folded))
 
 
-@lru_cache(maxsize=100_000)
 def _folded(word: str) -> str:
     lowered = word.lower()
     if lowered.isascii():
@@ -89,8 +140,3 @@ def _folded(word: str) -> str:
     plain = "".join(char for char in split if not unicodedata.combining(char))
     # Only Latin letters lose their marks: those of other scripts are letters of their own.
     return plain if plain.isascii() else lowered
-
-
-def summed(columns: Iterable[Sequence[float]]) -> list[float]:
-    """Return the sums of scores that stand beside each other."""
-    return [sum(parts) for parts in zip(*columns, strict=True)]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from amem_dspy.errors import ConflictError, InvalidInputError, SourceConflictError
 from amem_dspy.query import condition
-from amem_dspy.schema import ROW_COLUMNS, Row, to_arrow, to_rows
+from amem_dspy.schema import OWN_ROW_COLUMNS, Row, to_arrow, to_rows
 
 
 def ordered_rows(table: Any, user: str, size: int) -> Iterator[list[Row]]:
@@ -23,9 +23,9 @@ def ordered_rows(table: Any, user: str, size: int) -> Iterator[list[Row]]:
     listed = listed.sort_by([("timestamp", "ascending"), ("arrival", "ascending")])
     for start in range(0, len(listed), size):
         part = listed.slice(start, size)
-        found = table.take_row_ids(part["_rowid"].to_pylist()).select(ROW_COLUMNS).to_arrow()
+        found = table.take_row_ids(part["_rowid"].to_pylist()).select(OWN_ROW_COLUMNS).to_arrow()
         # LanceDB returns them in the order of storage.
-        by_id = {row.note.id: row for row in to_rows(found)}
+        by_id = {row.note.id: row for row in to_rows(found, user)}
         yield [by_id[note_id] for note_id in part["id"].to_pylist()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from amem_dspy.errors import ConflictError, InvalidInputError, SourceConflictError
 from amem_dspy.note import Note
 from amem_dspy.query import quote
-from amem_dspy.schema import Row
+from amem_dspy.schema import Row, links_text
 
 
 class Stored(NamedTuple):
@@ -26,14 +26,14 @@ class Stored(NamedTuple):
     context: str
     keywords: list[str]
     tags: list[str]
-    links: list[dict[str, Any]]
+    links: str
 
     def holds(self, note: Note) -> bool:
         """Return whether a note says what is stored."""
         return (
             (note.content, note.context) == (self.content, self.context)
             and (list(note.keywords), list(note.tags)) == (self.keywords, self.tags)
-            and [link.model_dump() for link in note.links] == self.links
+            and links_text(note.links) == self.links
         )
 
 

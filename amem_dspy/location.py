@@ -30,6 +30,10 @@ LOCK_SECONDS = 120.0
 LOCK_POLL_SECONDS = 0.005
 READ_TRIES = 6
 
+# Bytes of memory for parts of indices: of a million notes, those of both vectors and the text.
+INDEX_CACHE = 400 * 2**20
+METADATA_CACHE = 64 * 2**20
+
 # The process whose LanceDB runs: its threads and locks do not come along in a fork.
 _used_by: int | None = None
 
@@ -58,6 +62,8 @@ class Location:
         self._folder = local_folder(address)
         self.uri = address if self._folder is None else str(self._folder)
         self._storage_options = dict(storage_options) if storage_options else None
+        # Of its own: what another handle has read must not hide that a file is gone.
+        self._session = lancedb.Session(INDEX_CACHE, METADATA_CACHE)
         self._writing = threading.RLock()
         self._is_held = False
 
@@ -168,6 +174,7 @@ class Location:
             storage_options=self._storage_options,
             # Each read sees what other processes have committed.
             read_consistency_interval=timedelta(0),
+            session=self._session,
         )
 
     def check_process(self) -> None:

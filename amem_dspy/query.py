@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lancedb.query import BooleanQuery, MatchQuery, Occur
+from lancedb.query import FullTextQuery, MatchQuery
 
 from amem_dspy.errors import InvalidInputError
 from amem_dspy.note import MetadataValue
@@ -45,6 +45,31 @@ STOP_WORDS = [
     *("to", "was", "will", "with"),
 ]
 
+# What a question is made of beside what it asks for. Not left out of the index: alone they count.
+QUESTION_WORDS = frozenset(
+    [
+        *("what", "which", "who", "whom", "whose", "when", "where", "why", "how", "do", "does"),
+        *("did", "doing", "done", "has", "have", "had", "having", "am", "were", "been", "being"),
+        *("would", "should", "can", "could", "may", "might", "must", "shall", "i", "me", "my"),
+        *("we", "us", "our", "you", "your", "he", "him", "his", "she", "her", "hers", "its"),
+        *(
+            "them",
+            "so",
+            "than",
+            "too",
+            "very",
+            "just",
+            "about",
+            "from",
+            "up",
+            "down",
+            "out",
+            "over",
+        ),
+        *("again", "more", "most", "some", "any", "all", "each", "other", "both", "s", "t"),
+    ]
+)
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Scripts written without spaces between words, and Hangul, whose particles stick to the word:
 # Thai, Lao, Myanmar, Hangul, Khmer, kana, Bopomofo, Han.
@@ -54,6 +79,7 @@ _UNSPACED = (
 )
 _CHARACTER = re.compile(f"([{_UNSPACED}])")
 _RUN = re.compile(f"[{_UNSPACED}]{{2,}}")
+_WORD = re.compile(r"[^\W_]+")
 # At a word's start and of bounded length: one endless word must not take quadratic time.
 _NAME_WITH_SYMBOLS = re.compile(r"(?<!\w)(\w{1,32})([+#]+)")
 _SYMBOL_NAMES = str.maketrans({"+": "plus", "#": "sharp"})
@@ -166,9 +192,10 @@ def ngram_text(text: str) -> str:
 def query_texts(query: str) -> dict[str, str]:
     """Return what of a query is looked for in which index; only what can be searched.
 
-    Only the first `MAX_QUERY_CHARS` characters count.
+    Only the first `MAX_QUERY_CHARS` characters count, and the words of a question ("what", "did")
+    only where there are no others.
     """
-    text = _normalise(query[:MAX_QUERY_CHARS])
+    text = _topic(_normalise(query[:MAX_QUERY_CHARS]))
     parts = {
         "text_stemmed": _spell_symbols(_CHARACTER.sub(r" \1 ", _RUN.sub(" ", text))),
         "text_ngram": " ".join(_RUN.findall(text)),
@@ -176,11 +203,23 @@ def query_texts(query: str) -> dict[str, str]:
     return {column: part for column, part in parts.items() if any(char.isalnum() for char in part)}
 
 
-def text_query(parts: Mapping[str, str]) -> BooleanQuery:
-    """Return the full-text query for the texts of `query_texts`; any of the terms may match."""
+def _topic(text: str) -> str:
+    """Return a text without the words that make it a question, unless it has no others."""
+    common = QUESTION_WORDS.union(STOP_WORDS)
+    if all(word.lower() in common for word in _WORD.findall(text)):
+        return text
+    return _WORD.sub(lambda word: " " if word[0].lower() in QUESTION_WORDS else word[0], text)
+
+
+def text_query(column: str, part: str) -> FullTextQuery:
+    """Return the full-text query for one of the texts of `query_texts`; any term may match.
+
+    One column at a time: LanceDB cannot skip notes that match badly in a query over several.
+    """
     # mypy does not see the defaults of LanceDB's pydantic dataclasses.
     match: Any = MatchQuery
-    return BooleanQuery([(Occur.SHOULD, match(part, column)) for column, part in parts.items()])
+    query: FullTextQuery = match(part, column)
+    return query
 
 
 def _normalise(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import groupby
 
 from amem_dspy.note import Note
 from amem_dspy.signatures.text import clean_line
@@ -82,13 +83,33 @@ def with_handles(notes: Sequence[Note], limit: int) -> tuple[dict[str, Note], st
     return offered, "\n".join(f"{handle}: {card(note, limit)}" for handle, note in offered.items())
 
 
-def answer_line(note: Note) -> str:
-    """Return the one line that the answerer sees of a note: date, content, context."""
-    line = f"{spoken_date(note.timestamp)}: {clip(note.content, MAX_ANSWER_CHARS)}"
-    return f"{line} ({_line(note.context)})" if note.context else line
+def answer_day(note: Note) -> str:
+    """Return the line above the notes of a day."""
+    return f"{spoken_date(note.timestamp)}:"
 
 
-def answer_context(notes: Iterable[Note]) -> str:
-    """Return the answer lines, oldest first."""
+def answer_line(note: Note, *, context: bool = True) -> str:
+    """Return the one line that the answerer sees of a note below its day.
+
+    Args:
+        note: The note.
+        context: Whether its context stands behind its content.
+    """
+    line = f"- {clip(note.content, MAX_ANSWER_CHARS)}"
+    return f"{line} ({_line(note.context)})" if context and note.context else line
+
+
+def answer_context(notes: Iterable[Note], *, context: bool = True) -> str:
+    """Return the answer lines, oldest first, each day named once: it would cost a seventh.
+
+    Args:
+        notes: The notes.
+        context: Whether their contexts are shown.
+    """
     ordered = sorted(notes, key=lambda note: (note.timestamp, note.position or 0, note.id))
-    return "\n".join(answer_line(note) for note in ordered)
+    days = groupby(ordered, key=answer_day)
+    return "\n".join(
+        line
+        for day, said in days
+        for line in (day, *(answer_line(note, context=context) for note in said))
+    )

@@ -15,12 +15,11 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from amem_dspy.errors import InvalidInputError
-from amem_dspy.note import Note, Revision
+from amem_dspy.note import Link, Note, Revision
 from amem_dspy.query import fold, metadata_terms, microseconds, ngram_text, word_text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-_LINK = pa.struct([("id", pa.string()), ("reason", pa.string()), ("strength", pa.float64())])
 _STRINGS = pa.list_(pa.string())
 # The key makes two writers that insert the same new id collide, where no lock keeps them apart.
 _KEY = pa.field(
@@ -36,7 +35,7 @@ _NOTE_FIELDS = [
     ("keywords", _STRINGS),
     ("context", pa.string()),
     ("tags", _STRINGS),
-    ("links", pa.list_(_LINK)),
+    ("links", pa.string()),
     ("history", pa.string()),
     ("source", pa.string()),
     ("thread", pa.string()),
@@ -57,8 +56,13 @@ _SEARCH_FIELDS = [
 ]
 NOTE_COLUMNS = ["id", *(name for name, _ in _NOTE_FIELDS)]
 ROW_COLUMNS = [*NOTE_COLUMNS, "vector", "vector_content"]
+# Of notes whose user is known. LanceDB is slow to read single rows of a column that holds one
+# value, and of lists of structures: so links are JSON, and no metadata is null.
+OWN_NOTE_COLUMNS = [name for name in NOTE_COLUMNS if name != "user"]
+OWN_ROW_COLUMNS = [name for name in ROW_COLUMNS if name != "user"]
 
 _HISTORY = TypeAdapter(tuple[Revision, ...])
+_LINKS = TypeAdapter(tuple[Link, ...])
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,12 @@ def _record(row: Row, arrival: int) -> dict[str, object]:
     note = row.note
     document = note.document()
     return {
-        **note.model_dump(exclude={"timestamp", "history", "metadata"}),
+        **note.model_dump(exclude={"timestamp", "links", "history", "metadata"}),
         "timestamp": microseconds(note.timestamp),
         "timestamp_text": note.timestamp.isoformat(),
+        "links": links_text(note.links),
         "history": _HISTORY.dump_json(note.history).decode(),
-        "metadata": json.dumps(note.metadata),
+        "metadata": json.dumps(note.metadata) if note.metadata else None,
         "arrival": arrival,
         "tag_keys": [fold(tag) for tag in note.tags],
         "metadata_terms": metadata_terms(note.metadata),
@@ -127,27 +132,50 @@ def _record(row: Row, arrival: int) -> dict[str, object]:
     }
 
 
-def to_notes(table: pa.Table) -> list[Note]:
-    """Return the notes of a table that has at least `NOTE_COLUMNS`."""
-    return [_note(record) for record in table.select(NOTE_COLUMNS).to_pylist()]
+def links_text(links: Sequence[Link]) -> str:
+    """Return links in the form in which they are stored."""
+    return _LINKS.dump_json(tuple(links)).decode()
+
+
+def to_links(text: str) -> tuple[Link, ...]:
+    """Return the links that a text stands for."""
+    return _LINKS.validate_json(text)
+
+
+def to_notes(table: pa.Table, user: str | None = None) -> list[Note]:
+    """Return the notes of a table that has at least `NOTE_COLUMNS`.
+
+    Args:
+        table: The rows.
+        user: Whose they are, where the table does not say.
+    """
+    columns = NOTE_COLUMNS if user is None else OWN_NOTE_COLUMNS
+    whose = {} if user is None else {"user": user}
+    return [_note({**record, **whose}) for record in table.select(columns).to_pylist()]
 
 
 def _note(record: Mapping[str, Any]) -> Note:
     fields = dict(record)
     fields["timestamp"] = datetime.fromisoformat(fields.pop("timestamp_text"))
+    fields["links"] = to_links(fields["links"])
     fields["history"] = _HISTORY.validate_json(fields["history"])
-    fields["metadata"] = json.loads(fields["metadata"])
+    fields["metadata"] = json.loads(fields["metadata"] or "{}")
     return Note(**fields)
 
 
-def to_rows(table: pa.Table) -> list[Row]:
-    """Return the rows of a table that has at least `ROW_COLUMNS`."""
-    notes = to_notes(table)
-    columns = [_vectors(table, name) for name in ("vector", "vector_content")]
+def to_rows(table: pa.Table, user: str | None = None) -> list[Row]:
+    """Return the rows of a table that has at least `ROW_COLUMNS`.
+
+    Args:
+        table: The rows.
+        user: Whose they are, where the table does not say.
+    """
+    notes = to_notes(table, user)
+    columns = [vectors_in(table, name) for name in ("vector", "vector_content")]
     return [Row(*parts) for parts in zip(notes, *columns, strict=True)]
 
 
-def _vectors(table: pa.Table, column: str) -> NDArray[np.float32]:
+def vectors_in(table: pa.Table, column: str) -> NDArray[np.float32]:
     """Return a vector column as (n_rows, dim) float32."""
     lists: Any = table.column(column).combine_chunks()
     flat = lists.flatten().to_numpy(zero_copy_only=False)

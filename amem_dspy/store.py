@@ -14,32 +14,41 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from amem_dspy import bm25
 from amem_dspy.aside import put_aside
 from amem_dspy.bulk import Keys, arrivals, compare, ordered_rows, owners, spooled
+from amem_dspy.candidate import (
+    COLUMNS,
+    Candidates,
+    Match,
+    Place,
+    VectorColumn,
+    around,
+    candidates,
+    match,
+    places_in,
+)
 from amem_dspy.change import Change, Stored, check_vector
 from amem_dspy.errors import AmemError, ConflictError, InvalidInputError, StoreError
-from amem_dspy.location import Location, retried
+from amem_dspy.index import Background, build, is_due, is_large, no_build, reach
+from amem_dspy.location import LOCK_SECONDS, Location, retried
 from amem_dspy.note import Note
 from amem_dspy.query import (
     EVERYTHING,
     NoteFilter,
     condition,
     one_of,
-    query_texts,
     quote,
-    text_query,
 )
 from amem_dspy.reindex import drop_stage
 from amem_dspy.schema import (
-    NOTE_COLUMNS,
-    ROW_COLUMNS,
+    OWN_NOTE_COLUMNS,
+    OWN_ROW_COLUMNS,
     Row,
     note_schema,
     to_arrow,
@@ -50,13 +59,12 @@ from amem_dspy.version import clean, count_versions, drop_until, pinned, release
 
 __all__ = ["NoteFilter", "NoteStore", "Row"]
 
-# Commits until files are joined and indices brought up to date, and rows in one commit.
+# Commits until files are joined and indices brought up to date, and rows in one commit. Of a large
+# table the indices are large too, and written anew by that.
 OPTIMIZE_EVERY = 16
+OPTIMIZE_LARGE_EVERY = 64
 OPTIMIZE_ROWS = 1_000
-TIE_MARGIN = 16
-# Notes that match a text, weighed anew: enough for the best of them to be among them.
-TEXT_POOL = 400
-TOKENS: dict[str, bm25.Tokens] = {"text_stemmed": bm25.words, "text_ngram": bm25.grams}
+TIE_MARGIN = 6
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -99,6 +107,9 @@ class NoteStore:
         self._last_arrival = 0
         self._handle: Any = None
         self._opening = threading.Lock()
+        self._upkeep = Background(
+            self.optimize, what=f"the upkeep of the store {self.location.uri}"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +137,9 @@ class NoteStore:
         """Return the user's notes among the ids that pass the filter, in the order of the ids."""
         if not ids:
             return {}
-        found = to_notes(self._select(condition(user, filter, one_of("id", ids)), NOTE_COLUMNS))
+        found = to_notes(
+            self._select(condition(user, filter, one_of("id", ids)), OWN_NOTE_COLUMNS), user
+        )
         by_id = {note.id: note for note in found}
         return {note_id: by_id[note_id] for note_id in ids if note_id in by_id}
 
@@ -134,7 +147,9 @@ class NoteStore:
         """Return the user's notes among the ids with their vectors, in the order of the ids."""
         if not ids:
             return {}
-        found = to_rows(self._select(condition(user, EVERYTHING, one_of("id", ids)), ROW_COLUMNS))
+        found = to_rows(
+            self._select(condition(user, EVERYTHING, one_of("id", ids)), OWN_ROW_COLUMNS), user
+        )
         by_id = {row.note.id: row for row in found}
         return {note_id: by_id[note_id] for note_id in ids if note_id in by_id}
 
@@ -145,7 +160,7 @@ class NoteStore:
     def find_sources(self, user: str, sources: Sequence[str]) -> dict[str, Note]:
         """Return the user's notes with these idempotency keys, by key."""
         where = condition(user, EVERYTHING, one_of("source", sources))
-        found = to_notes(self._select(where, NOTE_COLUMNS))
+        found = to_notes(self._select(where, OWN_NOTE_COLUMNS), user)
         return {note.source: note for note in found if note.source is not None}
 
     def owners(self, ids: Sequence[str]) -> dict[str, str]:
@@ -158,9 +173,9 @@ class NoteStore:
         """Return the user's notes by timestamp, then arrival; with a limit, the first ones."""
         if limit is not None:
             _check_count("limit", limit)
-        found = self._select(condition(user, filter), [*NOTE_COLUMNS, "timestamp", "arrival"])
+        found = self._select(condition(user, filter), [*OWN_NOTE_COLUMNS, "timestamp", "arrival"])
         ordered = found.sort_by([("timestamp", "ascending"), ("arrival", "ascending")])
-        return to_notes(ordered.slice(0, limit))
+        return to_notes(ordered.slice(0, limit), user)
 
     def count(self, user: str, *, filter: NoteFilter = EVERYTHING) -> int:
         """Return how many notes the user has."""
@@ -183,7 +198,7 @@ class NoteStore:
         if not parts:
             return []
         where = condition(user, filter, f"({' OR '.join(parts)})")
-        notes = to_notes(self._select(where, NOTE_COLUMNS))
+        notes = to_notes(self._select(where, OWN_NOTE_COLUMNS), user)
         return sorted(notes, key=lambda note: (note.thread or "", note.position or 0))
 
     def thread_ends(self, user: str, threads: Sequence[str]) -> dict[str, int]:
@@ -205,9 +220,12 @@ class NoteStore:
         k: int,
         *,
         filter: NoteFilter = EVERYTHING,
-        column: Literal["vector", "vector_content"] = "vector",
+        column: VectorColumn = "vector",
     ) -> list[tuple[Row, float]]:
-        """Return the k notes nearest to a vector, exactly, with their scores.
+        """Return the k notes nearest to a vector, with their scores.
+
+        Exact where `index.EXACT_ROWS` notes or fewer take part, and in a table without index. From
+        an index come the candidates, which may miss some (measured: 1 %); their order is exact.
 
         Args:
             user: Whose notes.
@@ -220,15 +238,12 @@ class NoteStore:
             Rows with their cosine in [-1, 1], falling; ties by id.
         """
         check_vector(vector, self._embedder[1], name="the query's vector")
+        _check_count("k", k)
+        if k == 0:
+            return []
         where = condition(user, filter)
-
-        def nearest(table: Any, size: int) -> list[tuple[str, float]]:
-            query = table.search(np.asarray(vector, np.float32), vector_column_name=column)
-            query = query.distance_type("cosine").where(where, prefilter=True).limit(size)
-            found = query.select(["id", "_distance"]).to_arrow().to_pylist()
-            return [(hit["id"], min(1.0, max(-1.0, 1.0 - hit["_distance"]))) for hit in found]
-
-        return self._ranked(user, k, nearest)
+        found = self._read(lambda table: _nearest(table, where, vector, k, column, OWN_ROW_COLUMNS))
+        return list(zip(to_rows(found, user), found["cosine"].to_pylist(), strict=True))
 
     def text(
         self, user: str, query: str, k: int, *, filter: NoteFilter = EVERYTHING
@@ -242,35 +257,55 @@ class NoteStore:
             words).
         """
         _check_count("k", k)
-        parts = query_texts(query)
-        if k == 0 or not parts:
-            return []
         where = condition(user, filter)
-        total = self.count(user, filter=filter)
-        # LanceDB takes a limit of 0 for none, and one of many millions for an error.
-        size = max(1, min(max(TEXT_POOL, 4 * k), total))
+        found = self._read(lambda table: match(table, where, query, k))
+        return self._with_rows(user, list(zip(found.ids, found.scores, strict=True)))
 
-        def matching(table: Any) -> pa.Table:
-            search = table.search(text_query(parts), query_type="fts").where(where, prefilter=True)
-            return search.limit(size).select(["id", "_score", *TOKENS]).to_arrow()
+    def candidates(
+        self,
+        user: str,
+        *,
+        vector: NDArray[np.float32] | None,
+        text: str | None,
+        size: int,
+        reach: int,
+        column: VectorColumn = "vector_content",
+        filter: NoteFilter = EVERYTHING,
+    ) -> Candidates:
+        """Return the notes nearest to a vector, those that match a text best, and those around.
 
-        found = self._read(matching)
-        columns = (
-            bm25.scores(part, found[column].to_pylist(), total, TOKENS[column])
-            for column, part in parts.items()
-        )
-        scored = zip(found["id"].to_pylist(), bm25.summed(columns), strict=True)
-        return self._with_rows(user, sorted(scored, key=lambda hit: (-hit[1], hit[0]))[:k])
+        Args:
+            user: Whose notes.
+            vector: (dim,) float32, or None.
+            text: Words to match, or None.
+            size: Most notes of each of the two.
+            reach: Places before and after the better half in their conversations.
+            column: Which of a note's two vectors counts.
+            filter: Which notes take part, those around too.
+        """
+        where = condition(user, filter)
+        if vector is not None:
+            check_vector(vector, self._embedder[1], name="the query's vector")
 
-    def _ranked(
-        self, user: str, k: int, search: Callable[[Any, int], list[tuple[str, float]]]
-    ) -> list[tuple[Row, float]]:
-        _check_count("k", k)
-        if k == 0:
-            return []
-        return self._with_rows(
-            user, self._read(lambda table: _without_tie_at_the_end(table, k, search))
-        )
+        def find(table: Any) -> Candidates:
+            direct: list[str] = []
+            seeds: list[Place | None] = []
+            matched = Match()
+            if vector is not None:
+                near = _nearest(table, where, vector, size, column, ["id", "thread", "position"])
+                direct += near["id"].to_pylist()
+                seeds += places_in(near)[: size // 2]
+            if text is not None:
+                matched = match(table, where, text, size)
+                direct += matched.ids
+                seeds += matched.places[: size // 2]
+            beside = around(table, where, seeds, reach) if reach else []
+            wanted = one_of("id", dict.fromkeys([*direct, *beside]))
+            columns = [*COLUMNS, column, *matched.weights]
+            rows = table.search().where(f"{where} AND {wanted}").select(columns).to_arrow()
+            return candidates(rows, direct, matched, column)
+
+        return self._read(find)
 
     def _with_rows(self, user: str, best: Sequence[tuple[str, float]]) -> list[tuple[Row, float]]:
         rows = self.rows(user, [note_id for note_id, _ in best])
@@ -426,15 +461,31 @@ class NoteStore:
                 parts of the store aside; nothing was deleted. Or the notes are deleted and older
                 versions could not be; the message says which.
         """
-        where = condition(user)
+        if purge:
+            return self._purge(user, beside)
         with self._writing() as table:
-            if purge:
-                return self._purge(table, user, beside)
-            deleted = table.delete(where)
+            deleted = table.delete(condition(user))
         self._maintain(int(deleted.version), 0)
         return int(deleted.num_deleted_rows)
 
-    def _purge(self, table: Any, user: str, beside: Callable[[], object] | None) -> int:
+    def _purge(self, user: str, beside: Callable[[], object] | None) -> int:
+        with no_build(self.location, seconds=LOCK_SECONDS) as alone:
+            if not alone:
+                raise StoreError(
+                    "the search index is being built, from files that hold the notes; purge again "
+                    "when it has ended; nothing was deleted",
+                    path=self.location.uri,
+                )
+            with self._writing() as table:
+                count, left = self._purge_from(table, user, beside)
+        if left:
+            self._upkeep.start()
+        return count
+
+    def _purge_from(
+        self, table: Any, user: str, beside: Callable[[], object] | None
+    ) -> tuple[int, bool]:
+        """Return how many notes were deleted, and whether what is left needs its indices again."""
         if kept := put_aside(self.location.folder):
             raise StoreError(
                 f"a repair put parts of the store into {kept[0]}, which may hold notes of "
@@ -448,13 +499,23 @@ class NoteStore:
         where, version = condition(user), int(table.version)
         count = int(table.count_rows(where))
         others = table.search().where(f"NOT ({where})").to_batches()
-        drop_until(version, self.location.overwrite(self._schema, others), self.location)
-        return count
+        made = self.location.overwrite(self._schema, others)
+        drop_until(version, made, self.location)
+        return count, is_large(made)
 
     def optimize(self) -> None:
-        """Join small files, bring the indices up to date, and drop versions nobody reads."""
+        """Join small files, make and refresh the indices, and drop versions nobody reads.
+
+        It happens by itself after commits; of a large table, in a thread beside them.
+        """
+        if self._read(is_due):
+            build(self.location)
         with self._writing() as table:
             clean(table, self.location)
+
+    def wait(self) -> None:
+        """Wait until upkeep that goes on beside the commits, if any, has ended."""
+        self._upkeep.wait()
 
     @contextmanager
     def _writing(self) -> Iterator[Any]:
@@ -465,41 +526,41 @@ class NoteStore:
             yield table
 
     def _write(self, table: Any, change: Change) -> tuple[tuple[Row, ...], int]:
-        stored = self._stored(table, change)
-        change.compare(stored, self._holders(table, change))
-        placed = change.placed(self._next_positions(table, change))
+        found = self._standing(table, change)
+        # Ids are the table's key: a new one must be free under every user.
+        stored = {
+            hit["id"]: Stored(*(hit[name] for name in Stored._fields))
+            for hit in found
+            if hit["id"] in change.ids
+        }
+        own = [hit for hit in found if hit["user"] == change.user]
+        holders = {hit["source"]: hit["id"] for hit in own if hit["source"] in change.sources}
+        change.compare(stored, holders)
+        placed = change.placed(_next_positions(own))
         arrivals = [
             stored[row.note.id].arrival if row.note.id in change.expected else self._arrive()
             for row in placed
         ]
         return placed, self._merge(table, change, to_arrow(placed, arrivals, self._schema))
 
-    def _stored(self, table: Any, change: Change) -> dict[str, Stored]:
-        # Ids are the table's key: a new one must be free under every user.
-        columns = ["id", *Stored._fields]
-        found = table.search().where(one_of("id", change.ids)).select(columns).to_arrow()
-        return {hit.pop("id"): Stored(**hit) for hit in found.to_pylist()}
-
-    def _holders(self, table: Any, change: Change) -> dict[str, str]:
-        if not change.sources:
-            return {}
-        where = condition(change.user, EVERYTHING, one_of("source", change.sources))
-        found = table.search().where(where).select(["id", "source"]).to_arrow()
-        return {hit["source"]: hit["id"] for hit in found.to_pylist()}
-
-    def _next_positions(self, table: Any, change: Change) -> dict[str, int]:
-        if not change.new_threads:
-            return {}
-        where = condition(change.user, EVERYTHING, one_of("thread", change.new_threads))
-        found = table.search().where(where).select(["thread", "position"]).to_arrow()
-        last = found.group_by("thread").aggregate([("position", "max")]).to_pylist()
-        return {group["thread"]: group["position_max"] + 1 for group in last}
+    def _standing(self, table: Any, change: Change) -> list[dict[str, Any]]:
+        """Read what holds the ids, the sources and the last places of a change, in one query."""
+        parts = {"source": change.sources, "thread": change.new_threads}
+        own = " OR ".join(one_of(name, values) for name, values in parts.items() if values)
+        where = one_of("id", change.ids)
+        if own:
+            where = f"{where} OR ({condition(change.user)} AND ({own}))"
+        columns = ["id", "source", "thread", "position", *Stored._fields]
+        return list(table.search().where(where).select(columns).to_arrow().to_pylist())
 
     def _arrive(self) -> int:
         self._last_arrival = max(self._clock_ns(), self._last_arrival + 1)
         return self._last_arrival
 
     def _merge(self, table: Any, change: Change, data: pa.Table) -> int:
+        if self.location.has_lock and not change.expected:
+            # Under the lock the new ids are free; a merge would look for them once more.
+            return int(table.add(data).version)
         guard = None if self.location.has_lock else _revision_guard(change)
         merge = table.merge_insert("id").when_matched_update_all(where=guard)
         merge = merge.when_not_matched_insert_all()
@@ -527,6 +588,10 @@ class NoteStore:
         if rows < OPTIMIZE_ROWS and kept % OPTIMIZE_EVERY:
             return
         try:
+            if self._read(is_large):
+                if rows >= OPTIMIZE_ROWS or not kept % OPTIMIZE_LARGE_EVERY:
+                    self._upkeep.start()
+                return
             self.optimize()
         except AmemError:
             # The commit itself is done; a caller that redid it would be wrong.
@@ -536,38 +601,83 @@ class NoteStore:
         return self._read(lambda table: table.search().where(where).select(columns).to_arrow())
 
     def _read(self, query: Callable[[Any], T]) -> T:
-        table = self._table()
+        table = self._opened()
         try:
             with self.location.disk():
                 return retried(lambda: query(table))
         finally:
-            # It may have been embedded anew while this was read.
+            # It may have been embedded anew before this was read, or while.
             self.location.check_made_for(self._schema, table)
 
     def _table(self) -> Any:
+        table = self._opened()
+        # Another process may have embedded the store anew since it was opened.
+        self.location.check_made_for(self._schema, table)
+        return table
+
+    def _opened(self) -> Any:
         # Before the lock, which another thread may have held when this process was forked.
         self.location.check_process()
         with self._opening:
             if self._handle is None:
                 self._handle = self.location.open(self._schema)
-                return self._handle
-            table = self._handle
-        # Another process may have embedded the store anew since it was opened.
-        self.location.check_made_for(self._schema, table)
-        return table
+            return self._handle
 
 
-def _without_tie_at_the_end(
-    table: Any, k: int, search: Callable[[Any, int], list[tuple[str, float]]]
-) -> list[tuple[str, float]]:
-    total = int(table.count_rows())
-    size = min(k, total) + TIE_MARGIN
-    found = search(table, size)
+def _nearest(
+    table: Any,
+    where: str,
+    vector: NDArray[np.float32],
+    k: int,
+    column: VectorColumn,
+    columns: list[str],
+) -> pa.Table:
+    """Return columns of the k notes nearest to a vector, and their `cosine`, in order."""
+    query = np.asarray(vector, np.float32)
+    size = min(k, int(table.count_rows())) + TIE_MARGIN
+    look = reach(table, where, size)
+
+    def search(columns: list[str]) -> pa.Table:
+        found = table.search(query, vector_column_name=column).distance_type("cosine")
+        found = look.apply(found).where(where, prefilter=True).limit(size)
+        return _by_cosine(found.select([*columns, "_distance"]).to_arrow())
+
+    found = search(columns)
+    if not _is_tied(found, k, size):
+        return found.slice(0, min(k, len(found)))
     # LanceDB cuts a tie at the k-th place anywhere; look on until the score falls.
-    while len(found) == size and found[-1][1] == found[k - 1][1]:
+    while _is_tied(found, k, size):
         size *= 4
-        found = search(table, size)
-    return sorted(found, key=lambda hit: (-hit[1], hit[0]))[:k]
+        # Of that many notes only the ids.
+        found = search(["id"])
+    best = found.slice(0, min(k, len(found)))
+    cosines = dict(zip(best["id"].to_pylist(), best["cosine"].to_pylist(), strict=True))
+    held = table.search().where(one_of("id", cosines)).select(columns).to_arrow()
+    scores = [cosines[note_id] for note_id in held["id"].to_pylist()]
+    return _sorted(held.append_column("cosine", pa.array(scores, pa.float64())))
+
+
+def _is_tied(found: pa.Table, k: int, size: int) -> bool:
+    return len(found) == size and bool(found["cosine"][k - 1] == found["cosine"][-1])
+
+
+def _by_cosine(found: pa.Table) -> pa.Table:
+    """Return what a search found by falling cosine, then by id."""
+    cosine = np.clip(1.0 - found["_distance"].to_numpy().astype(np.float64), -1.0, 1.0)
+    return _sorted(found.append_column("cosine", pa.array(cosine)))
+
+
+def _sorted(found: pa.Table) -> pa.Table:
+    return found.sort_by([("cosine", "descending"), ("id", "ascending")])
+
+
+def _next_positions(standing: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the position after the last note of each thread."""
+    free: dict[str, int] = {}
+    for hit in standing:
+        if hit["thread"] is not None and hit["position"] is not None:
+            free[hit["thread"]] = max(free.get(hit["thread"], 0), hit["position"] + 1)
+    return free
 
 
 def _revision_guard(change: Change) -> str:

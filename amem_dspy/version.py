@@ -13,6 +13,7 @@ from typing import Any
 import filelock
 
 from amem_dspy.errors import ReadOnlyStoreError, StoreError
+from amem_dspy.index import no_build
 from amem_dspy.location import TABLE, Location
 
 # A tag keeps a version for a reader that is long under way; one that died keeps it no longer. On
@@ -57,6 +58,13 @@ def clean(table: Any, location: Location) -> None:
         table: The table.
         location: Where it is; its lock is held where there is one.
     """
+    with no_build(location, seconds=0) as alone:
+        # A build cleans up when it has ended.
+        if alone:
+            _clean(table, location)
+
+
+def _clean(table: Any, location: Location) -> None:
     alone = location.has_lock
     for name in {*_pins(table), *_marks(location)}:
         if _is_left(location, name):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from amem_dspy import AgenticMemory, EvolutionPolicy, Hit, Note
 from amem_dspy.errors import AmemError, InvalidInputError
 from amem_dspy.inputs import is_blank
-from amem_dspy.render import answer_line
+from amem_dspy.render import answer_context
 
 SCALE = int(os.environ.get("AMEM_FUZZ", "1"))
 Make = Callable[..., Any]
@@ -260,7 +260,7 @@ def assert_hits_are_right(
     scores = [hit.score for hit in hits]
     assert scores == sorted(scores, reverse=True)
     assert all(score >= given.get("min_score", -math.inf) for score in scores)
-    shown = sum(memory.embedder.count_tokens(answer_line(hit.note)) for hit in hits)
+    shown = memory.embedder.count_tokens(answer_context((hit.note for hit in hits), context=False))
     assert shown <= given.get("token_budget", math.inf)
     if not {"min_score", "token_budget"} & set(given):
         assert found == right or len(hits) == given.get("k")

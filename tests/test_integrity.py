@@ -188,7 +188,7 @@ def test_a_store_in_use_is_sound_and_left_byte_for_byte(
     assert (report.notes, report.rows, report.users) == (8, 8, 2)
     assert report.links > 0
     assert report.embedder == ("letters", 64)
-    assert report.schema_version == "1"
+    assert report.schema_version == "2"
     assert report.lock == "free"
     assert files(folder) == before
 

@@ -32,6 +32,7 @@ from amem_dspy.errors import (
     SourceConflictError,
 )
 from amem_dspy.evolve import last_change
+from amem_dspy.render import answer_context
 
 DATA = Path(__file__).parent / "data"
 TRICKY = json.loads((DATA / "notes_tricky.json").read_text(encoding="utf-8"))["cases"]
@@ -558,20 +559,21 @@ def test_thread_neighbours_come_along(make_memory: Make) -> None:
     memory, _ = make_memory(policy=EvolutionPolicy.raw())
     texts = ["Where is it?", "The cobalt raku kiln is in the shed.", "Thanks a lot!"]
     memory.add_many([{"content": text, "thread": "t"} for text in texts])
-    memory.add("Unrelated words entirely.")
+    memory.add_many(["A shed.", "One kiln.", "Blue, not cobalt.", "Unrelated words entirely."])
     hits = memory.search("cobalt raku kiln shed", k=3)
     assert {hit.note.content for hit in hits} == set(texts)
     assert [hit.via for hit in hits].count("thread") == 2
 
 
 def test_token_budget_holds(make_memory: Make, embedder: Any) -> None:
-    from amem_dspy.render import answer_line
-
     memory, _ = make_memory(policy=EvolutionPolicy.raw())
-    memory.add_many([f"pot {'word ' * n} glaze" for n in range(1, 12)])
-    hits = memory.search("pot glaze", k=10, token_budget=40)
-    assert hits
-    assert sum(embedder.count_tokens(answer_line(hit.note)) for hit in hits) <= 40
+    days = [f"2026-07-{day:02d}" for day in (1, 1, 1, 2, 2, 3, 4, 4, 4, 5)]
+    memory.add_many(
+        [{"content": f"pot {'word ' * n} glaze", "timestamp": day} for n, day in enumerate(days)]
+    )
+    hits = memory.search("pot glaze", k=10, token_budget=60)
+    assert len(hits) > 2
+    assert embedder.count_tokens(answer_context((hit.note for hit in hits), context=False)) <= 60
 
 
 def test_filters_hold_for_linked_notes_too(make_memory: Make) -> None:
@@ -619,7 +621,8 @@ def test_answer_context_is_in_time_order_with_dates(make_memory: Make, plain: An
     assert asked.answer == "an answer"
     assert asked.query == "Which pot? word"
     shown = prompts["AnswerQuestion"]
-    assert shown.index("Monday 8 May 2023: pot one") < shown.index("Tuesday 9 May 2023: pot two")
+    first, second = "Monday 8 May 2023:\n- pot one", "Tuesday 9 May 2023:\n- pot two"
+    assert shown.index(first) < shown.index(second)
 
 
 def test_answer_that_never_validates_is_an_error(make_memory: Make) -> None:

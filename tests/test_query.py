@@ -93,7 +93,8 @@ def test_unspaced_scripts_go_to_both_columns() -> None:
 def test_any_query_becomes_a_query_or_nothing(text: str) -> None:
     parts = query_texts(text)
     assert not parts or text.strip()
-    text_query(parts)
+    for column, part in parts.items():
+        text_query(column, part)
 
 
 def test_queries_are_cut_at_their_limit() -> None:

@@ -302,13 +302,16 @@ def test_a_damaged_snapshot_is_moved_aside_and_others_stay(folder: Path) -> None
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     found = lancedb.connect(folder).open_table("notes").to_arrow()
-    return sorted(found.to_pylist(), key=lambda row: str(row["arrival"]))
+    parsed = [{**row, "links": json.loads(row["links"])} for row in found.to_pylist()]
+    return sorted(parsed, key=lambda row: str(row["arrival"]))
 
 
 def change(folder: Path, row: dict[str, Any], *, again: bool = False, **values: Any) -> None:
     """Change a row behind the store's back, or add it a second time."""
     handle = lancedb.connect(folder).open_table("notes")
-    changed = pa.Table.from_pylist([{**row, **values}], schema=handle.schema)
+    row = {**row, **values}
+    row["links"] = json.dumps(row["links"])
+    changed = pa.Table.from_pylist([row], schema=handle.schema)
     if again:
         handle.add(changed)
     else:

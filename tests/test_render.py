@@ -90,16 +90,18 @@ def test_long_content_is_cut_and_the_cut_is_marked(content: str, shown: str) -> 
     assert clip(content, 10) == shown
 
 
-def test_answer_lines_are_in_time_order_then_in_order_of_the_thread() -> None:
+def test_answer_lines_are_in_time_order_below_their_days() -> None:
     notes = [
         note("later", "a", timestamp=DAY + timedelta(days=1)),
         note("second", "b", thread="t", position=1, context="about it"),
         note("first", "c", thread="t", position=0),
     ]
     assert answer_context(notes).splitlines() == [
-        "Monday 8 May 2023: first",
-        "Monday 8 May 2023: second (about it)",
-        "Tuesday 9 May 2023: later",
+        "Monday 8 May 2023:",
+        "- first",
+        "- second (about it)",
+        "Tuesday 9 May 2023:",
+        "- later",
     ]
     assert answer_context([]) == ""
 

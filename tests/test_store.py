@@ -467,7 +467,7 @@ def test_positions_count_per_user_and_thread(store: NoteStore) -> None:
     assert changed[0].position == 0
 
 
-def test_failed_merge_leaves_the_store_as_it_was(
+def test_failed_write_leaves_the_store_as_it_was(
     store: NoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(store, make_row("a"))
@@ -478,8 +478,11 @@ def test_failed_merge_leaves_the_store_as_it_was(
 
     with monkeypatch.context() as patch:
         patch.setattr("lancedb.merge.LanceMergeInsertBuilder.execute", full)
+        patch.setattr("lancedb.table.LanceTable.add", full)
         with pytest.raises(StoreError, match="no space left"):
             add(store, make_row("b"))
+        with pytest.raises(StoreError, match="no space left"):
+            store.commit([make_row("a", revision=1)], expected={"a": 0}, user="ada")
     assert store.version() == before
     add(store, make_row("b"))
     assert store.count("ada") == 2

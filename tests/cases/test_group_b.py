@@ -10,7 +10,8 @@ in all 120 orders, is in test_term.py.
 20  test_memory.py::test_linked_note_is_returned_only_when_expanding
 21  test_an_evolved_card_is_the_same_wherever_it_is_read
 23  test_one_neighbour_named_twice_ends_the_same_in_any_order
-25  test_no_sequence_loses_a_text, test_a_contradiction_is_answered_from_both_notes_in_order
+25  test_no_sequence_loses_a_text, test_a_contradiction_is_answered_from_both_notes_in_order,
+    test_of_two_notes_that_contradict_the_newer_comes_first_when_it_is_about_now
 26  test_no_way_of_deleting_leaves_a_link,
     test_memory.py::test_deleting_the_middle_leaves_no_link_to_it
     (kill -9 between: test_store.py::test_deletion_and_inbound_link_land_in_one_commit)
@@ -34,6 +35,7 @@ from typer.testing import CliRunner
 
 from amem_dspy import AgenticMemory, EvolutionPolicy, Note
 from amem_dspy.cli.app import app
+from amem_dspy.embedder import SentenceTransformerEmbedder
 
 DATA = Path(__file__).parents[1] / "data"
 EVOLUTION = json.loads((DATA / "evolution_replies.json").read_text(encoding="utf-8"))
@@ -246,7 +248,38 @@ def test_a_contradiction_is_answered_from_both_notes_in_order(make_memory: Make)
     notes = memory.ask("does Joon drink coffee?").notes
     assert {hit.note.content for hit in notes} == {old, new}
     prompt = engine.requests[-1].messages[-1].text
-    assert prompt.index("Thursday 1 January 2026: " + old) < prompt.index(new)
+    assert prompt.index("Thursday 1 January 2026:\n- " + old) < prompt.index(new)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "now", "then"),
+    [
+        ("contradiction", "does Joon drink coffee?", "Did Joon love black coffee before?"),
+        ("correction", "When is the meeting?", "On which day was the meeting first?"),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 10])
+@pytest.mark.parametrize("carded", [False, True])
+def test_of_two_notes_that_contradict_the_newer_comes_first_when_it_is_about_now(
+    make_memory: Make, sequence: str, now: str, then: str, k: int, carded: bool
+) -> None:
+    old, new = next(s for s in SEQUENCES if s["id"] == sequence)["adds"]
+    memory, _ = make_memory(
+        evolving,
+        policy=EvolutionPolicy() if carded else EvolutionPolicy.raw(),
+        embedder=SentenceTransformerEmbedder(),
+    )
+    memory.add_many(
+        [
+            {"content": new, "timestamp": "2026-02-01"},
+            {"content": "The train to Busan leaves at nine.", "timestamp": "2026-03-01"},
+            {"content": old, "timestamp": "2026-01-01"},
+        ]
+    )
+    assert memory.search(now, k=k)[0].note.content == new
+    assert memory.search(then, k=k)[0].note.content == old
+    scores = [hit.score for hit in memory.search(now)]
+    assert scores == sorted(scores, reverse=True)
 
 
 @pytest.mark.parametrize("way", ["single", "command", "user"])
