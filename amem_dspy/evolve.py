@@ -100,9 +100,13 @@ class Workspace:
     def get(self, note_id: str) -> Note | None:
         """Return the note as it stands in this workspace, or None where it is gone."""
         if note_id not in self.after:
-            for found in self.load([note_id]).values():
-                self.before[note_id] = self.after[note_id] = found
+            self.read([note_id])
         return self.after.get(note_id)
+
+    def read(self, ids: Sequence[str]) -> None:
+        """Read notes that are not in this workspace, together."""
+        for found in self.load(ids).values():
+            self.before[found.id] = self.after[found.id] = found
 
     def put(self, note: Note) -> None:
         """Set a note."""

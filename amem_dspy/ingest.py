@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from amem_dspy.adapter import ExtractionError
 from amem_dspy.embedder import Embedder, note_vectors
-from amem_dspy.errors import ConflictError, SourceConflictError
+from amem_dspy.errors import AmemError, ConflictError, SourceConflictError
 from amem_dspy.evolve import (
     Cause,
     Workspace,
@@ -64,6 +65,20 @@ class Outcome:
         return self.error is not None and not self.error.complete
 
 
+@dataclass(frozen=True)
+class Round:
+    """What a write path asks for: calls that may run together, all of whose outcomes it waits for.
+
+    Attributes:
+        calls: The calls.
+        beside: Disk work of the path, run meanwhile. A call that fails beside it gives None, and is
+            made again when its outcome is needed: the disk work must not be lost with it.
+    """
+
+    calls: Sequence[Call]
+    beside: Callable[[], None] | None = None
+
+
 @dataclass
 class Draft:
     """One note on its way into the store.
@@ -76,6 +91,7 @@ class Draft:
         strict: Raise when the model's replies do not validate, instead of storing a pending note.
         deferred: Steps that are left to a repair by the caller's wish.
         fresh: Keep DSPy's cache out of its calls.
+        made: What its construct call gave, where that was made ahead.
     """
 
     note: Note
@@ -85,6 +101,7 @@ class Draft:
     strict: bool = False
     deferred: tuple[Step, ...] = ()
     fresh: bool = False
+    made: Outcome | None = None
     failed: set[Step] = field(default_factory=set)
     vector: Any = None
     vector_content: Any = None
@@ -114,8 +131,9 @@ class Draft:
         return tuple(step for step in ("decide_links", "update_neighbours") if step in self.failed)
 
 
-Path = Generator[list[Call], list[Outcome], list[Note]]
-Phase = Generator[list[Call], list[Outcome], None]
+Outcomes = list[Outcome | None]
+Path = Generator[Round, Outcomes, list[Note]]
+Phase = Generator[Round, Outcomes, None]
 
 
 class Ingest:
@@ -143,11 +161,18 @@ class Ingest:
         self.policy = policy
         self.user = user
         self.clock = clock
+        # As last read or written here; what another writer changed since shows at the commit.
+        self._rows: dict[str, Row] = {}
 
-    def run(self, wave: Sequence[Draft]) -> Path:
+    def run(self, wave: Sequence[Draft], ahead: Sequence[Draft] = ()) -> Path:
         """Yield the calls of the wave's notes, commit one note after the other, return them.
 
         The loser of a conflict reads again and redoes its evolution, and so do the notes after it.
+
+        Args:
+            wave: The notes.
+            ahead: Those of the next wave, to be constructed while these are committed: a
+                construction reads nothing but its own note.
 
         Raises:
             ConflictError: Other writers came first `MAX_CONFLICTS` times in a row, or changed a
@@ -162,9 +187,9 @@ class Ingest:
             yield from self._decide(rest)
             yield from self._update(rest)
             before = len(stored)
+            commit_rest = partial(self._commit_all, rest, stored)
             try:
-                for draft in rest:
-                    stored.append(self._commit_once(draft))
+                yield from self._make(ahead, beside=commit_rest)
             except ConflictError as error:
                 _log.debug("another writer was first: %s", error)
                 conflicts = 1 if len(stored) > before else conflicts + 1
@@ -172,14 +197,35 @@ class Ingest:
                     raise
         return stored
 
+    def _make(self, drafts: Sequence[Draft], *, beside: Callable[[], None] | None = None) -> Phase:
+        """Make the construct calls that were not made yet, and the disk work beside them."""
+        missing = [d for d in drafts if "construct_note" in d.steps and d.made is None]
+        failed: list[AmemError] = []
+
+        def work() -> None:
+            try:
+                if beside is not None:
+                    beside()
+            except AmemError as error:
+                failed.append(error)
+
+        if missing:
+            calls = [self._construct_call(draft) for draft in missing]
+            outcomes = yield Round(calls, work if beside else None)
+            for draft, outcome in zip(missing, outcomes, strict=True):
+                draft.made = outcome
+        else:
+            work()
+        if failed:
+            raise failed[0]
+
     def _construct(self, wave: Sequence[Draft]) -> Phase:
-        drafts = [draft for draft in wave if "construct_note" in draft.steps]
-        calls = [self._construct_call(draft) for draft in drafts]
-        outcomes = (yield calls) if calls else []
-        for draft, outcome in zip(drafts, outcomes, strict=True):
-            draft.settle("construct_note", outcome)
-            values = {"context": "", "keywords": [], "tags": []} | outcome.values
-            draft.note = budgeted(draft.note, self.policy, **values)
+        yield from self._make(wave)
+        for draft in wave:
+            if draft.made is not None:
+                draft.settle("construct_note", draft.made)
+                values = {"context": "", "keywords": [], "tags": []} | draft.made.values
+                draft.note = budgeted(draft.note, self.policy, **values)
 
     def _construct_call(self, draft: Draft) -> Call:
         note = draft.note
@@ -195,6 +241,7 @@ class Ingest:
     def _candidates(self, draft: Draft, earlier: Sequence[Draft]) -> list[Note]:
         """Return the k notes nearest by the full representation, those of the wave among them."""
         found = self.store.dense(self.user, draft.vector, self.policy.k + 1)
+        self._rows |= {row.note.id: row for row, _ in found}
         scored = [(float(score), row.note) for row, score in found]
         known = {note.id for _, note in scored}
         fresh = [other for other in earlier if other.note.id not in known]
@@ -205,6 +252,7 @@ class Ingest:
     def _decide(self, wave: Sequence[Draft]) -> Phase:
         asked: list[tuple[Draft, dict[str, Note]]] = []
         calls: list[Call] = []
+        self._rows.clear()
         for place, draft in enumerate(wave):
             draft.decisions, draft.updates, draft.seen, draft.basis = {}, {}, {}, {}
             draft.failed &= {"construct_note"}
@@ -215,7 +263,7 @@ class Ingest:
                 offered, call = self._decide_call(draft, candidates)
                 asked.append((draft, offered))
                 calls.append(call)
-        outcomes = (yield calls) if calls else []
+        outcomes = (yield from _all_of(calls)) if calls else []
         for (draft, offered), outcome in zip(asked, outcomes, strict=True):
             draft.settle("decide_links", outcome)
             chosen = single_decisions(outcome.values.get("links", ()))
@@ -246,7 +294,7 @@ class Ingest:
                 for draft, targets in ready
                 for plan in self._update_calls(draft, [cards[key] for key in targets])
             ]
-            outcomes = yield [call for _, _, call in plans]
+            outcomes = yield from _all_of([call for _, _, call in plans])
             for (draft, offered, _), outcome in zip(plans, outcomes, strict=True):
                 draft.settle("update_neighbours", outcome)
                 for handle, update in single_updates(outcome.values.get("updates", ())).items():
@@ -268,10 +316,15 @@ class Ingest:
             plans.append((offered, call))
         return plans
 
+    def _commit_all(self, drafts: Sequence[Draft], stored: list[Note]) -> None:
+        """Commit drafts one after the other, and append to `stored` what came of each."""
+        for draft in drafts:
+            stored.append(self._commit_once(draft))
+
     def _commit_once(self, draft: Draft) -> Note:
         """Commit a draft, or return the note that another writer gave its source meanwhile."""
         try:
-            return self._commit(draft)
+            return self._commit_anew(draft)
         except (SourceConflictError, ConflictError):
             source = draft.note.source if draft.existing is None else None
             twin = self.store.find_source(self.user, source) if source else None
@@ -291,8 +344,20 @@ class Ingest:
         draft.note = draft.note.model_copy(update={"id": derived_id(self.user, key)})
         return True
 
+    def _commit_anew(self, draft: Draft) -> Note:
+        """Commit a draft to the notes as they were read for it, else to what they are now."""
+        if self._rows.keys().isdisjoint(draft.decisions):
+            return self._commit(draft)
+        try:
+            return self._commit(draft)
+        except ConflictError as error:
+            _log.debug("read again: %s", error)
+            self._rows.clear()
+            return self._commit(draft)
+
     def _commit(self, draft: Draft) -> Note:
-        space = Workspace(self.user, lambda ids: self.store.get(self.user, ids))
+        space = Workspace(self.user, self._load)
+        space.read(list(draft.decisions))
         self._place(draft, space)
         for key, made in draft.decisions.items():
             link = Link(id=key, reason=made.reason, strength=made.strength)
@@ -300,6 +365,11 @@ class Ingest:
         for key, update in draft.updates.items():
             self._rewrite(draft, space, key, update)
         return self._write(space, draft)
+
+    def _load(self, ids: Sequence[str]) -> dict[str, Note]:
+        """Return notes as last read here, the others read now, together."""
+        self._rows |= self.store.rows(self.user, [key for key in ids if key not in self._rows])
+        return {key: self._rows[key].note for key in ids if key in self._rows}
 
     def _place(self, draft: Draft, space: Workspace) -> None:
         note = draft.note.model_copy(update={"pending_steps": draft.pending()})
@@ -337,8 +407,10 @@ class Ingest:
             )
             for note in space.changed()
         ]
-        known = {own: Row(draft.note, draft.vector, draft.vector_content)}
-        stored = commit(self.store, self.embedder, space, changed, known=known)
+        known = {**self._rows, own: Row(draft.note, draft.vector, draft.vector_content)}
+        written = commit(self.store, self.embedder, space, changed, known=known)
+        self._rows |= {row.note.id: row for row in written}
+        stored = [row.note for row in written]
         if others := [note.id for note in stored if note.id != own]:
             _log.info("note %r changed the cards or links of %s", own, others)
         # A repair that fails as before changes nothing, so nothing was stored.
@@ -353,22 +425,40 @@ def commit(
     *,
     known: Mapping[str, Row] | None = None,
     delete: Sequence[str] = (),
-) -> list[Note]:
+) -> list[Row]:
     """Write the changed notes in one commit, embedded anew where their text changed.
+
+    Args:
+        store: Where to.
+        embedder: Makes the vectors.
+        space: The notes as they were read.
+        changed: The notes to write.
+        known: Rows that need not be read again, by id.
+        delete: Ids of notes to delete.
+
+    Returns:
+        The changed notes as stored.
 
     Raises:
         ConflictError: Another writer changed one of the notes; nothing was written.
     """
-    rows = {**store.rows(space.user, [note.id for note in changed]), **(known or {})}
+    rows = dict(known or {})
+    rows |= store.rows(space.user, [note.id for note in changed if note.id not in rows])
     stale = [n for n in changed if n.id not in rows or rows[n.id].note.document() != n.document()]
     for note, *vectors in zip(stale, *note_vectors(embedder, stale), strict=True):
         rows[note.id] = Row(note, *vectors)
     written = [replace(rows[note.id], note=note) for note in changed]
     touched = {note.id for note in changed} | set(delete)
     expected = {key: note.revision for key, note in space.before.items() if key in touched}
-    return store.commit(
+    stored = store.commit(
         written, expected=expected, delete=delete, read=space.before, user=space.user
     )
+    return [replace(row, note=note) for row, note in zip(written, stored, strict=True)]
+
+
+def _all_of(calls: Sequence[Call]) -> Generator[Round, Outcomes, list[Outcome]]:
+    outcomes = yield Round(calls)
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _shown(note: Note) -> tuple[object, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import Any
 import dspy
 
 from amem_dspy.adapter import ExtractionError, Scope, extraction_scope
-from amem_dspy.ingest import Call, Outcome, Path
+from amem_dspy.errors import AmemError
+from amem_dspy.ingest import Call, Outcome, Outcomes, Path, Round
 from amem_dspy.model_error import model_errors
 from amem_dspy.note import Note
 from amem_dspy.offload import offload, together
@@ -20,6 +22,8 @@ from amem_dspy.program import MemoryProgram
 from amem_dspy.retry import Retry
 from amem_dspy.signatures.borrowed import example_words
 from amem_dspy.usage import Meter
+
+_log = logging.getLogger(__name__)
 
 MAX_PARALLEL_CALLS = 16
 StepListener = Callable[[str, str, Mapping[str, Any], Mapping[str, Any]], None]
@@ -52,10 +56,10 @@ class StepRunner:
 
     def drive(self, path: Path) -> list[Note]:
         """Run a write path to its end; return the notes it stored."""
-        calls = _advance(path, None)
-        while isinstance(calls, list):
-            calls = _advance(path, self._together(calls))
-        return calls.notes
+        asked = _advance(path, None)
+        while isinstance(asked, Round):
+            asked = _advance(path, self._together(asked))
+        return asked.notes
 
     async def adrive(self, path: Path) -> list[Note]:
         """Do what `drive` does without blocking the event loop.
@@ -63,23 +67,47 @@ class StepRunner:
         Cancelled, it finishes the disk step under way and makes no further call: the notes of the
         path are stored whole or not at all.
         """
-        calls = await offload(_advance, path, None)
-        while isinstance(calls, list):
-            outcomes = await together([self.aoutcome(call) for call in calls])
-            calls = await offload(_advance, path, outcomes)
-        return calls.notes
+        asked = await offload(_advance, path, None)
+        while isinstance(asked, Round):
+            outcomes = await self._atogether(asked)
+            asked = await offload(_advance, path, outcomes)
+        return asked.notes
 
-    def _together(self, calls: Sequence[Call]) -> list[Outcome]:
-        if len(calls) == 1:
+    def _together(self, asked: Round) -> Outcomes:
+        calls, beside = asked.calls, asked.beside
+        if len(calls) == 1 and beside is None:
             return [self.outcome(calls[0])]
+        make = self.outcome if beside is None else self._outcome_ahead
         with ThreadPoolExecutor(min(len(calls), MAX_PARALLEL_CALLS)) as pool:
             # DSPy's settings live in context variables, which threads do not inherit.
-            running = [pool.submit(contextvars.copy_context().run, self.outcome, c) for c in calls]
+            running = [pool.submit(contextvars.copy_context().run, make, call) for call in calls]
             try:
+                if beside is not None:
+                    beside()
                 return [future.result() for future in running]
             finally:
                 # After an error those that wait for a thread are not begun.
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _atogether(self, asked: Round) -> Outcomes:
+        if asked.beside is None:
+            return [*await together([self.aoutcome(call) for call in asked.calls])]
+        made = [self._aoutcome_ahead(call) for call in asked.calls]
+        return (await together([*made, offload(asked.beside)]))[:-1]
+
+    def _outcome_ahead(self, call: Call) -> Outcome | None:
+        try:
+            return self.outcome(call)
+        except AmemError as error:
+            _log.debug("%s for note %s is put off: %s", call.step, call.note_id, error)
+            return None
+
+    async def _aoutcome_ahead(self, call: Call) -> Outcome | None:
+        try:
+            return await self.aoutcome(call)
+        except AmemError as error:
+            _log.debug("%s for note %s is put off: %s", call.step, call.note_id, error)
+            return None
 
     def outcome(self, call: Call) -> Outcome:
         """Make one call; return what validates of its reply.
@@ -128,7 +156,7 @@ class _Finished:
     notes: list[Note]
 
 
-def _advance(path: Path, outcomes: list[Outcome] | None) -> list[Call] | _Finished:
+def _advance(path: Path, outcomes: Outcomes | None) -> Round | _Finished:
     """Run the write path to its next calls; a StopIteration could not leave a worker thread."""
     try:
         return next(path) if outcomes is None else path.send(outcomes)

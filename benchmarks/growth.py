@@ -1,7 +1,8 @@
-"""What 2,000 single adds leave: files, and the latency of search against the compacted store."""
+"""What single adds leave: files, and the latency of search against the compacted store."""
 
 from __future__ import annotations
 
+import argparse
 import random
 import tempfile
 import time
@@ -15,14 +16,13 @@ from numpy.typing import NDArray
 from amem_dspy.note import Note
 from amem_dspy.store import NoteStore, Row
 
-NOTES = 2_000
 SEARCHES = 200
 DIMENSION = 384
 
 
-def rows(numbers: np.random.Generator, words: random.Random) -> Iterator[Row]:
+def rows(count: int, numbers: np.random.Generator, words: random.Random) -> Iterator[Row]:
     vocabulary = [f"word{place}" for place in range(3_000)]
-    for place in range(NOTES):
+    for place in range(count):
         text = " ".join(words.choices(vocabulary, k=20))
         moment = datetime(2026, 1, 1, tzinfo=UTC)
         note = Note(id=f"n{place}", user="u", content=text, timestamp=moment)
@@ -51,16 +51,19 @@ def count_files(folder: Path) -> int:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--notes", type=int, default=2_000)
+    notes = parser.parse_args().notes
     numbers, words = np.random.default_rng(0), random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with NoteStore(folder, embedder_id="drawn", dimension=DIMENSION) as store:
             most, start = 0, time.perf_counter()
-            for place, row in enumerate(rows(numbers, words)):
+            for place, row in enumerate(rows(notes, numbers, words)):
                 store.commit([row], expected={}, user="u")
                 most = max(most, count_files(folder)) if place % 20 == 0 else most
-            spent = (time.perf_counter() - start) / NOTES * 1000
-            print(f"{NOTES} single adds: {spent:.0f} ms each, at most {most} files on the way")
+            spent = (time.perf_counter() - start) / notes * 1000
+            print(f"{notes} single adds: {spent:.0f} ms each, at most {most} files on the way")
             grown, files = latency(store, numbers, words), count_files(folder)
             store.optimize()
             compact = latency(store, numbers, words)

@@ -54,7 +54,8 @@ app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    # Drawn with rich, a page of help takes twice as long as the rest of the command.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
@@ -154,11 +155,16 @@ def command(
         own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         _declare(run, [_CONTEXT, *own, *_GLOBALS])
-        text = f"{inspect.cleandoc(body.__doc__ or '')}\n\n[bold]Example:[/bold]\n\n  {example}"
+        text = f"{inspect.cleandoc(body.__doc__ or '')}\n\n{_example(example)}"
         app.command(name, help=text, rich_help_panel=panel)(run)
         return body
 
     return register
+
+
+def _example(line: str) -> str:
+    # Typer wraps what does not follow a backspace.
+    return f"\b\nExample:\n  {line}"
 
 
 def execute(name: str, settings: Settings, body: Callable[[Session], Reply]) -> None:
@@ -207,10 +213,9 @@ _declare(_start, [_CONTEXT, *_GLOBALS])
 app.callback(
     help="""Agentic memory (A-MEM) as a DSPy program: notes that link, evolve, and can be tuned.
 
-[bold]Example:[/bold]
-
+\b
+Examples:
   amem demo
-
   amem add "I run 10 km every weekend." && amem ask "What do I do on weekends?"
 
 Options win over environment variables. Empty variables count as unset, empty options are refused.

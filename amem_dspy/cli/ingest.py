@@ -12,10 +12,10 @@ from amem_dspy.cli.failure import Interrupted
 from amem_dspy.cli.output import Reply, counted
 from amem_dspy.cli.session import Session
 from amem_dspy.errors import DataError
-from amem_dspy.note import Note
 
 if TYPE_CHECKING:
     from amem_dspy.inputs import Item
+    from amem_dspy.note import Note
 
 PANEL = "Notes"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.output import Output, Reply, entry, row
@@ -22,7 +21,11 @@ from amem_dspy.cli.view import (
     note_data,
     note_row,
 )
-from amem_dspy.note import Note
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from amem_dspy.note import Note
 
 PANEL = "Notes"
 IdArgument = Annotated[

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console, RenderableType
-from rich.text import Text
-
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
     from rich.progress import Progress, TaskID
+    from rich.text import Text
 
 # Joiners hold emoji and the letters of several scripts together.
 _JOINERS = "\u200c\u200d"
@@ -140,6 +139,8 @@ class Bars:
 
 def show(console: Console, item: RenderableType) -> None:
     """Print a line or table; where no terminal reads it, lines stay whole."""
+    from rich.text import Text
+
     if not isinstance(item, str | Text):
         console.print(item)
     elif not console.is_terminal:
@@ -152,6 +153,8 @@ def show(console: Console, item: RenderableType) -> None:
 
 def row(*cells: tuple[str, str]) -> Text:
     """Return one line of (text, style) cells, cut at the edge of a terminal."""
+    from rich.text import Text
+
     line = Text(no_wrap=True, overflow="ellipsis")
     for text, style in cells:
         if line:
@@ -162,6 +165,8 @@ def row(*cells: tuple[str, str]) -> Text:
 
 def entry(label: str, text: str) -> Text:
     """Return a line "label: text" whose text may be several lines."""
+    from rich.text import Text
+
     return Text.assemble((f"{label}: ", "bold"), visible(text, lines=True))
 
 
@@ -171,6 +176,8 @@ def counted(count: int, what: str) -> str:
 
 
 def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
     # Where no terminal sets the width, a table has room.
     width = None if stream.isatty() else 120
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
 
 from amem_dspy.cli.command import command
 from amem_dspy.cli.failure import Interrupted
@@ -19,6 +18,8 @@ from amem_dspy.cli.values import comma_list
 from amem_dspy.errors import BudgetSpentError, InvalidInputError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from amem_dspy.cli.compiling import Result, Study
     from amem_dspy.optimize.evaluation import Evaluation
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from amem_dspy.note import MetadataValue
+if TYPE_CHECKING:
+    from amem_dspy.note import MetadataValue
 
 
 def stdin_text() -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
 from amem_dspy.cli.output import Output, entry, row
 from amem_dspy.cli.session import short_id
-from amem_dspy.note import Hit, Note, Revision
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
     from amem_dspy.memory import AgenticMemory
+    from amem_dspy.note import Hit, Note, Revision
 
 CARD = ("context", "keywords", "tags")
 

@@ -25,7 +25,7 @@ def test_help_of_every_command_has_an_example(amem: Any, command: str) -> None:
 
 def test_help_lists_the_commands_in_order(amem: Any) -> None:
     shown = amem("--help", env={"COLUMNS": "200"}).stdout
-    places = [shown.index(f"│ {command} ") for command in ORDER]
+    places = [shown.index(f"\n  {command} ") for command in ORDER]
     assert places == sorted(places)
 
 
