@@ -89,7 +89,7 @@ def match(table: Any, where: str, query: str, size: int) -> Match:
 def count(
     words: Sequence[str], column: str, texts: Sequence[str], contents: Sequence[str]
 ) -> bm25.Counts:
-    """Return how often words are in notes: in full in the content, `CARD` times in the card.
+    """Return how often words are in notes' contents; in cards where a content has none of them.
 
     Args:
         words: The words.
@@ -97,13 +97,11 @@ def count(
         texts: What the column holds, content and card.
         contents: The contents alone.
     """
-    whole = bm25.count(words, texts, TOKENS[column])
-    alone = [SPELLED[column](content) for content in contents]
-    carded = [row for row, text in enumerate(texts) if text != alone[row]]
-    own = bm25.count(words, [alone[row] for row in carded], TOKENS[column])
-    whole.times[carded] = CARD * whole.times[carded] + (1 - CARD) * own.times
-    whole.lengths[carded] = own.lengths
-    return whole
+    counts = bm25.count(words, [SPELLED[column](content) for content in contents], TOKENS[column])
+    silent = np.flatnonzero(~counts.times.any(axis=1)).tolist()
+    carded = bm25.count(words, [texts[row] for row in silent], TOKENS[column])
+    counts.times[silent] = CARD * carded.times
+    return counts
 
 
 def places_in(table: pa.Table) -> list[Place | None]:

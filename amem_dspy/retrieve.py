@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -107,24 +108,23 @@ class Retriever:
 
     def _with_linked(self, hits: Sequence[Hit], query: Query) -> list[Hit]:
         """Return hits and linked notes, each note once with its best score."""
-        wanted = {link.id for hit in hits for link in hit.note.links}
-        notes = self.store.get(self.user, sorted(wanted), filter=query.filter)
-        linked = [
-            Hit(
-                note=notes[link.id],
-                score=_decayed(hit.score, LINK_DECAY * link.strength),
-                via=hit.note.id,
-            )
-            for hit in hits
-            for link in hit.note.links
-            if link.id in notes
-        ]
-        best: dict[str, Hit] = {}
-        for hit in [*hits, *linked]:
-            if hit.note.id not in best or hit.score > best[hit.note.id].score:
-                best[hit.note.id] = hit
+        size = max(query.k, MIN_RANKED)
+        best = {hit.note.id: hit for hit in hits}
+        leads: dict[str, tuple[float, str]] = {}
+        for hit in hits:
+            for link in hit.note.links:
+                score = _decayed(hit.score, LINK_DECAY * link.strength)
+                held = best[link.id].score if link.id in best else -math.inf
+                if score > max(held, leads.get(link.id, (-math.inf, ""))[0]):
+                    leads[link.id] = (score, hit.note.id)
+        # Notes that would not be among the hits need not be read.
+        least = hits[-1].score if len(hits) >= size else -math.inf
+        wanted = sorted(note_id for note_id, (score, _) in leads.items() if score >= least)
+        for note_id, note in self.store.get(self.user, wanted, filter=query.filter).items():
+            score, via = leads[note_id]
+            best[note_id] = Hit(note=note, score=score, via=via)
         ranked = sorted(best.values(), key=lambda hit: (-hit.score, hit.note.id))
-        return ranked[: max(query.k, MIN_RANKED)]
+        return ranked[:size]
 
 
 def packed(hits: Sequence[Hit], budget: int, count_tokens: Callable[[str], int]) -> list[Hit]:
