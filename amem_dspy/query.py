@@ -181,12 +181,14 @@ def word_text(text: str) -> str:
     alone they also make queries of a single character work, which n-grams of 2 cannot. "C++" and
     "C#" get a second spelling, as the tokenizer drops symbols.
     """
+    if text.isascii():
+        return _spell_symbols(text)
     return _spell_symbols(_CHARACTER.sub(r" \1 ", _normalise(text)))
 
 
 def ngram_text(text: str) -> str:
     """Return a text for the n-gram index: the runs of unspaced scripts."""
-    return " ".join(_RUN.findall(_normalise(text)))
+    return "" if text.isascii() else " ".join(_RUN.findall(_normalise(text)))
 
 
 def query_texts(query: str) -> dict[str, str]:
@@ -231,6 +233,8 @@ def _normalise(text: str) -> str:
 
 
 def _spell_symbols(text: str) -> str:
+    if "+" not in text and "#" not in text:
+        return text
     return _NAME_WITH_SYMBOLS.sub(
         lambda match: f"{match[0]} {match[1]}{match[2].translate(_SYMBOL_NAMES)} ", text
     )
