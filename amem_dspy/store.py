@@ -206,8 +206,7 @@ class NoteStore:
         found = self._select(
             condition(user, EVERYTHING, one_of("thread", threads)), ["thread", "position"]
         )
-        last = found.group_by("thread").aggregate([("position", "max")]).to_pylist()
-        return {group["thread"]: group["position_max"] + 1 for group in last}
+        return _next_positions(found.to_pylist())
 
     def version(self) -> int:
         """Return the version of the table; each commit makes one."""

@@ -33,7 +33,7 @@ from amem_dspy.optimize.build import turn_items
 from amem_dspy.optimize.locomo import Conversation, Question
 from amem_dspy.query import QUESTION_WORDS
 from amem_dspy.rank import WEIGHTS, best_first
-from amem_dspy.retrieve import MIN_POOL, Query, Retriever, packed
+from amem_dspy.retrieve import Query, Retriever, packed
 
 TRAIN = ("conv-26", "conv-30", "conv-41")
 BUDGETS = (500, 1_000, 2_500)
@@ -391,7 +391,6 @@ def main() -> None:
             for conversation in load_locomo(given.data)
             if wanted is None or conversation.id in wanted
         ]
-        print(f"{MIN_POOL} candidates a signal, {embedder.id}", file=sys.stderr)
         lines = (
             sections(list(ablation(studies)))
             if given.ablate
