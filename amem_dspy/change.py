@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from amem_dspy.errors import ConflictError, InvalidInputError, SourceConflictError
 from amem_dspy.note import Note
 from amem_dspy.query import quote
-from amem_dspy.schema import Row, links_text
+from amem_dspy.schema import Row, note_text
+
+_SAID = ("context", "keywords", "tags", "links")
 
 
 class Stored(NamedTuple):
@@ -23,18 +26,12 @@ class Stored(NamedTuple):
     revision: int
     arrival: int
     content: str
-    context: str
-    keywords: list[str]
-    tags: list[str]
-    links: str
+    note: str
 
     def holds(self, note: Note) -> bool:
         """Return whether a note says what is stored."""
-        return (
-            (note.content, note.context) == (self.content, self.context)
-            and (list(note.keywords), list(note.tags)) == (self.keywords, self.tags)
-            and links_text(note.links) == self.links
-        )
+        stored, said = json.loads(self.note), json.loads(note_text(note))
+        return note.content == self.content and all(stored[name] == said[name] for name in _SAID)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,16 @@ from lancedb.index import Bitmap, BTree, IvfRq, LabelList
 
 from amem_dspy.errors import AmemError
 from amem_dspy.location import LOCK_SECONDS, TABLE, Location
+from amem_dspy.scope import Scope
 
 INDEX_ROWS = 5_000
 # What a user's condition leaves is compared exactly up to here: reading it takes 20 ms at most.
 EXACT_ROWS = 5_000
 # Partitions looked into where every note takes part, each of some 8,000 notes.
-PROBES = 48
-# Codes are refined with the true vectors of so many times the notes asked for.
+PROBES = 40
+# Codes are refined with the true vectors of so many times the notes asked for, and of so many.
 REFINE = 4
+REFINE_LEAST = 96
 REFINE_ROWS = 2_000
 # Each refresh adds a segment, which costs a search about 1 ms.
 SEGMENTS = 12
@@ -72,25 +74,21 @@ class Reach:
 EXACT = Reach(None)
 
 
-def reach(table: Any, where: str, size: int) -> Reach:
+def reach(scope: Scope, size: int) -> Reach:
     """Return how far a search has to look for the notes that it asks for.
 
-    The fewer notes meet the condition, the more partitions hold them: a small user of a large
-    table is searched exactly.
+    The fewer notes take part, the more partitions hold them: a small user of a large table is
+    searched exactly.
 
     Args:
-        table: The table.
-        where: The condition that notes must meet.
+        scope: Which notes take part.
         size: How many notes are asked for.
     """
-    total = int(table.count_rows())
-    if total < INDEX_ROWS or size > REFINE_ROWS:
+    if scope.total < INDEX_ROWS or size > REFINE_ROWS or scope.matching <= EXACT_ROWS:
         return EXACT
-    matching = int(table.count_rows(where))
-    if matching <= EXACT_ROWS:
-        return EXACT
-    probes = math.ceil(PROBES * total / matching)
-    return Reach(probes, max(1, min(REFINE, REFINE_ROWS // size)))
+    probes = math.ceil(PROBES * scope.total / scope.matching)
+    wanted = max(REFINE, math.ceil(REFINE_LEAST / size))
+    return Reach(probes, max(1, min(wanted, REFINE_ROWS // size)))
 
 
 @contextmanager

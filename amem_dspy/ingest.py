@@ -124,6 +124,11 @@ class Draft:
         """Return whether the stored note that this draft changes is no longer as it was read."""
         return self.existing is not None and self.note.id in error.note_ids
 
+    @property
+    def looks_around(self) -> bool:
+        """Whether the note is still to be linked, or its neighbours rewritten."""
+        return not self.failed and bool({"decide_links", "update_neighbours"} & set(self.steps))
+
     def pending(self) -> tuple[Step, ...]:
         """Return the steps that a repair must run."""
         if self.deferred or "construct_note" in self.failed:
@@ -238,9 +243,10 @@ class Ingest:
         for draft, vector, content in zip(wave, *made, strict=True):
             draft.vector, draft.vector_content = vector, content
 
-    def _candidates(self, draft: Draft, earlier: Sequence[Draft]) -> list[Note]:
+    def _candidates(
+        self, draft: Draft, found: Sequence[tuple[Row, float]], earlier: Sequence[Draft]
+    ) -> list[Note]:
         """Return the k notes nearest by the full representation, those of the wave among them."""
-        found = self.store.dense(self.user, draft.vector, self.policy.k + 1)
         self._rows |= {row.note.id: row for row, _ in found}
         scored = [(float(score), row.note) for row, score in found]
         known = {note.id for _, note in scored}
@@ -253,12 +259,15 @@ class Ingest:
         asked: list[tuple[Draft, dict[str, Note]]] = []
         calls: list[Call] = []
         self._rows.clear()
-        for place, draft in enumerate(wave):
+        for draft in wave:
             draft.decisions, draft.updates, draft.seen, draft.basis = {}, {}, {}, {}
             draft.failed &= {"construct_note"}
-            if not {"decide_links", "update_neighbours"} & set(draft.steps) or draft.failed:
-                continue
-            candidates = self._candidates(draft, wave[:place])
+        places = [place for place, draft in enumerate(wave) if draft.looks_around]
+        vectors = [wave[place].vector for place in places]
+        near = self.store.dense_each(self.user, vectors, self.policy.k + 1)
+        for place, found in zip(places, near, strict=True):
+            draft = wave[place]
+            candidates = self._candidates(draft, found, wave[:place])
             if candidates:
                 offered, call = self._decide_call(draft, candidates)
                 asked.append((draft, offered))

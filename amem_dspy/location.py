@@ -64,6 +64,7 @@ class Location:
         self._storage_options = dict(storage_options) if storage_options else None
         # Of its own: what another handle has read must not hide that a file is gone.
         self._session = lancedb.Session(INDEX_CACHE, METADATA_CACHE)
+        self._searching: Any = None
         self._writing = threading.RLock()
         self._is_held = False
 
@@ -149,6 +150,21 @@ class Location:
                 create_indices(table)
         return table
 
+    async def newest(self) -> Any:
+        """Return the table at its newest version, where it stays whatever is committed meanwhile.
+
+        An asynchronous table, for searches of several steps. To be called inside `disk`, of a store
+        that was opened before.
+        """
+        if self._searching is None:
+            self._searching = await lancedb.connect_async(
+                self.uri, storage_options=self._storage_options, session=self._session
+            )
+        try:
+            return await self._searching.open_table(TABLE)
+        except ValueError as error:
+            raise FileNotFoundError(f"Not found: {error}") from error
+
     def overwrite(self, schema: pa.Schema, rows: pa.RecordBatchReader) -> Any:
         """Make these rows the table's newest version, with its indices; return the table.
 
@@ -218,7 +234,15 @@ class Location:
             StoreVersionError: Another version of the program made the table.
         """
         with self.disk():
-            made: pa.Schema = retried(lambda: table.schema)
+            self.check_schema(schema, retried(lambda: table.schema))
+
+    def check_schema(self, schema: pa.Schema, made: pa.Schema) -> None:
+        """Check that a table's schema was made by this version and for the schema's embedder.
+
+        Raises:
+            EmbedderMismatchError: Its metadata names another embedder than the schema's.
+            StoreVersionError: Another version of the program made it.
+        """
         found: Mapping[bytes, bytes] = made.metadata or {}
         version = found.get(b"schema_version", b"none").decode()
         if version != str(SCHEMA_VERSION):

@@ -70,6 +70,11 @@ def manifests(table: Path) -> list[Path]:
     return sorted(known, key=version_of, reverse=True)
 
 
+def manifest_path(table: Path, version: int) -> Path:
+    """Return where the present layout has a version's manifest."""
+    return table / VERSIONS / f"{_NEWEST_FIRST - version:020d}.manifest"
+
+
 def version_of(manifest: Path) -> int:
     """Return the version that a manifest's name states; -1 where it is no such name."""
     if not manifest.stem.isdecimal():

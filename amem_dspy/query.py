@@ -70,6 +70,8 @@ QUESTION_WORDS = frozenset(
     ]
 )
 
+# No word, and alone between spaces: neither index holds it.
+_CARD_MARK = "\x1e"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Scripts written without spaces between words, and Hangul, whose particles stick to the word:
 # Thai, Lao, Myanmar, Hangul, Khmer, kana, Bopomofo, Han.
@@ -189,6 +191,23 @@ def word_text(text: str) -> str:
 def ngram_text(text: str) -> str:
     """Return a text for the n-gram index: the runs of unspaced scripts."""
     return "" if text.isascii() else " ".join(_RUN.findall(_normalise(text)))
+
+
+def with_card(content: str, card: str) -> str:
+    """Return what a search column holds: a content and, behind a mark, its card, as spelled there.
+
+    Args:
+        content: As `word_text` or `ngram_text` gives it.
+        card: Keywords, tags and context, likewise.
+    """
+    said = content.replace(_CARD_MARK, " ")
+    return f"{said} {_CARD_MARK} {card}" if card else said
+
+
+def without_card(text: str) -> tuple[str, str]:
+    """Return content and card of what a search column holds."""
+    content, _, card = text.partition(_CARD_MARK)
+    return content, card
 
 
 def query_texts(query: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ from amem_dspy.manifest import (
 )
 from amem_dspy.mend import mend
 from amem_dspy.note import Note
-from amem_dspy.schema import SCHEMA_VERSION, to_links
+from amem_dspy.schema import SCHEMA_VERSION
 
 # Taking out one fault can show another: a second row of an id hides its links.
 MEND_ROUNDS = 5
@@ -332,8 +332,7 @@ class _Readable:
     def _count(self, found: pa.Table) -> None:
         self.rows += len(found)
         self.ids.update(found["id"].to_pylist())
-        links = map(to_links, found["links"].to_pylist())
-        self.linked.update(link.id for row in links for link in row)
+        self.linked.update(link.id for row in parsed(found)[1] for link in row.note.links)
 
 
 def _schema_version(table: Any) -> str:

@@ -21,13 +21,11 @@ from amem_dspy.damage import STAGE, is_damage, plain_text
 from amem_dspy.embedder import Embedder, vectors_of
 from amem_dspy.errors import DamagedStoreError, EmbedderMismatchError, StoreError
 from amem_dspy.location import TABLE, Location, open_if_there, retried
-from amem_dspy.note import represent
 from amem_dspy.query import one_of
-from amem_dspy.schema import embedder_of, note_schema
+from amem_dspy.schema import NOTE_COLUMNS, embedder_of, note_schema, to_notes
 
 BATCH = 256
 _VECTORS = ("vector", "vector_content")
-_TEXTS = ["content", "keywords", "tags", "context"]
 
 Progress = Callable[[int, int], None]
 
@@ -204,7 +202,7 @@ class _Run:
         return self.embedded - before
 
     def _read(self, table: Any, ids: Sequence[str]) -> list[_Text]:
-        query = table.search().where(one_of("id", ids)).select(_TEXTS)
+        query = table.search().where(one_of("id", ids)).select(NOTE_COLUMNS)
         with self.location.disk():
             return _texts(retried(query.to_arrow))
 
@@ -260,12 +258,7 @@ class _Run:
 
 
 def _texts(rows: pa.Table) -> list[_Text]:
-    return [
-        _Text(
-            represent(row["content"], row["keywords"], row["tags"], row["context"]), row["content"]
-        )
-        for row in rows.select(_TEXTS).to_pylist()
-    ]
+    return [_Text(note.document(), note.content) for note in to_notes(rows)]
 
 
 def _vector_array(vectors: Any, dimension: int) -> pa.Array:

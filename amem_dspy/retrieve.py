@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from amem_dspy.candidate import Asked, Candidates
 from amem_dspy.embedder import Embedder, vectors_of
 from amem_dspy.feature import REACH, Reading, read
 from amem_dspy.note import Hit
@@ -57,12 +58,14 @@ class Retriever:
         """Return the hits, best first; scores fall, ties by id."""
         # Before an embedder is loaded that the store was not made with.
         self.store.open()
-        question, reading = self.reading(query)
-        hits = self._hits(question, reading, query)
+        question, asked = self._asked(query)
+        found, chosen = self.store.choose(
+            self.user, asked, lambda found: _ranked(question, found, query)
+        )
+        hits = [Hit(note=note, score=score, via=via) for note, (score, via) in chosen]
         if query.expand:
             hits = self._with_linked(hits, query)
         if question.is_about_now:
-            found = reading.found
             hits = newest_of_alike(hits, dict(zip(found.ids, found.vectors, strict=True)))
         hits = hits[: query.k]
         if query.min_score is not None:
@@ -73,9 +76,12 @@ class Retriever:
 
     def reading(self, query: Query) -> tuple[Question, Reading]:
         """Return what is asked, and the candidates."""
+        question, asked = self._asked(query)
+        return question, read(self.store.candidates(self.user, asked), alone=not query.expand)
+
+    def _asked(self, query: Query) -> tuple[Question, Asked]:
         vector = None if query.mode == "text" else vectors_of(self.embedder, [query.text])[0]
-        found = self.store.candidates(
-            self.user,
+        asked = Asked(
             vector=vector,
             text=None if query.mode == "dense" else query.text,
             size=max(MIN_POOL, query.k),
@@ -86,25 +92,7 @@ class Retriever:
             column="vector" if query.mode == "dense" else "vector_content",
             filter=query.filter,
         )
-        return Question(query.text, query.mode, vector), read(found, alone=not query.expand)
-
-    def _hits(self, question: Question, reading: Reading, query: Query) -> list[Hit]:
-        scores = question.scores(reading)
-        best = best_first(reading.ids, scores)[: max(query.k, MIN_RANKED)]
-        alone = read(reading.found, alone=True)
-        own = best_first(alone.ids, question.content_scores(alone))[: query.k]
-        found_alone = {alone.ids[place] for place in own}
-        ids = [reading.ids[place] for place in best]
-        notes = self.store.get(self.user, ids, filter=query.filter)
-        return [
-            Hit(
-                note=notes[note_id],
-                score=float(scores[place]),
-                via="search" if note_id in found_alone or not query.expand else "thread",
-            )
-            for note_id, place in zip(ids, best, strict=True)
-            if note_id in notes
-        ]
+        return Question(query.text, query.mode, vector), asked
 
     def _with_linked(self, hits: Sequence[Hit], query: Query) -> list[Hit]:
         """Return hits and linked notes, each note once with its best score."""
@@ -125,6 +113,22 @@ class Retriever:
             best[note_id] = Hit(note=note, score=score, via=via)
         ranked = sorted(best.values(), key=lambda hit: (-hit.score, hit.note.id))
         return ranked[:size]
+
+
+def _ranked(question: Question, found: Candidates, query: Query) -> dict[str, tuple[float, str]]:
+    """Return the best candidates by id, best first: their scores, and how they were found."""
+    reading, alone = read(found, alone=not query.expand), read(found, alone=True)
+    scores, ids = question.scores(reading), reading.ids
+    own = best_first(alone.ids, question.content_scores(alone))[: query.k]
+    found_alone = {alone.ids[place] for place in own}
+    best = best_first(ids, scores)[: max(query.k, MIN_RANKED)]
+    return {
+        ids[place]: (
+            float(scores[place]),
+            "search" if ids[place] in found_alone or not query.expand else "thread",
+        )
+        for place in best
+    }
 
 
 def packed(hits: Sequence[Hit], budget: int, count_tokens: Callable[[str], int]) -> list[Hit]:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from amem_dspy.errors import InvalidInputError
-from amem_dspy.note import Link, Note, Revision
-from amem_dspy.query import fold, metadata_terms, microseconds, ngram_text, word_text
+from amem_dspy.note import Note, represent
+from amem_dspy.query import fold, metadata_terms, microseconds, ngram_text, with_card, word_text
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+
+VectorColumn = Literal["vector", "vector_content"]
 
 _STRINGS = pa.list_(pa.string())
 # The key makes two writers that insert the same new id collide, where no lock keeps them apart.
@@ -28,25 +28,21 @@ _KEY = pa.field(
     nullable=False,
     metadata={"lance-schema:unenforced-primary-key:position": "1"},
 )
+# LanceDB reads single rows column by column, and lists slowly: what a reader of a note needs is in
+# three columns, and no two of them hold the same value in every row.
 _NOTE_FIELDS = [
     ("user", pa.string()),
     ("content", pa.string()),
-    ("timestamp_text", pa.string()),
-    ("keywords", _STRINGS),
-    ("context", pa.string()),
-    ("tags", _STRINGS),
-    ("links", pa.string()),
-    ("history", pa.string()),
+    ("note", pa.string()),
+]
+# What conditions, orders, indices and commits read; what a note has of it is in `note` too.
+_SEARCH_FIELDS = [
     ("source", pa.string()),
     ("thread", pa.string()),
     ("position", pa.int32()),
-    ("metadata", pa.string()),
-    ("pending_steps", _STRINGS),
     ("revision", pa.int64()),
-]
-# What only conditions, orders and indices read.
-_SEARCH_FIELDS = [
     ("timestamp", pa.timestamp("us", "UTC")),
+    ("day", pa.date32()),
     ("arrival", pa.int64()),
     ("tag_keys", _STRINGS),
     ("metadata_terms", _STRINGS),
@@ -56,13 +52,9 @@ _SEARCH_FIELDS = [
 ]
 NOTE_COLUMNS = ["id", *(name for name, _ in _NOTE_FIELDS)]
 ROW_COLUMNS = [*NOTE_COLUMNS, "vector", "vector_content"]
-# Of notes whose user is known. LanceDB is slow to read single rows of a column that holds one
-# value, and of lists of structures: so links are JSON, and no metadata is null.
+# Of notes whose user is known.
 OWN_NOTE_COLUMNS = [name for name in NOTE_COLUMNS if name != "user"]
 OWN_ROW_COLUMNS = [name for name in ROW_COLUMNS if name != "user"]
-
-_HISTORY = TypeAdapter(tuple[Revision, ...])
-_LINKS = TypeAdapter(tuple[Link, ...])
 
 
 @dataclass(frozen=True)
@@ -113,33 +105,26 @@ def to_arrow(rows: Sequence[Row], arrivals: Sequence[int], schema: pa.Schema) ->
 
 def _record(row: Row, arrival: int) -> dict[str, object]:
     note = row.note
-    document = note.document()
+    card = represent("", note.keywords, note.tags, note.context)
     return {
-        **note.model_dump(exclude={"timestamp", "links", "history", "metadata"}),
+        **note.model_dump(include={*NOTE_COLUMNS, "source", "thread", "position", "revision"}),
+        "note": note_text(note),
         "timestamp": microseconds(note.timestamp),
-        "timestamp_text": note.timestamp.isoformat(),
-        "links": links_text(note.links),
-        "history": _HISTORY.dump_json(note.history).decode(),
-        "metadata": json.dumps(note.metadata) if note.metadata else None,
+        "day": note.timestamp.date(),
         "arrival": arrival,
         "tag_keys": [fold(tag) for tag in note.tags],
         "metadata_terms": metadata_terms(note.metadata),
         "pending": note.pending,
-        "text_stemmed": word_text(document),
-        "text_ngram": ngram_text(document),
+        "text_stemmed": with_card(word_text(note.content), word_text(card)),
+        "text_ngram": with_card(ngram_text(note.content), ngram_text(card)),
         "vector": row.vector,
         "vector_content": row.vector_content,
     }
 
 
-def links_text(links: Sequence[Link]) -> str:
-    """Return links in the form in which they are stored."""
-    return _LINKS.dump_json(tuple(links)).decode()
-
-
-def to_links(text: str) -> tuple[Link, ...]:
-    """Return the links that a text stands for."""
-    return _LINKS.validate_json(text)
+def note_text(note: Note) -> str:
+    """Return what the column `note` holds: a note as JSON, without what has a column to itself."""
+    return json.dumps(note.model_dump(mode="json", exclude=set(NOTE_COLUMNS)), ensure_ascii=False)
 
 
 def to_notes(table: pa.Table, user: str | None = None) -> list[Note]:
@@ -151,16 +136,10 @@ def to_notes(table: pa.Table, user: str | None = None) -> list[Note]:
     """
     columns = NOTE_COLUMNS if user is None else OWN_NOTE_COLUMNS
     whose = {} if user is None else {"user": user}
-    return [_note({**record, **whose}) for record in table.select(columns).to_pylist()]
-
-
-def _note(record: Mapping[str, Any]) -> Note:
-    fields = dict(record)
-    fields["timestamp"] = datetime.fromisoformat(fields.pop("timestamp_text"))
-    fields["links"] = to_links(fields["links"])
-    fields["history"] = _HISTORY.validate_json(fields["history"])
-    fields["metadata"] = json.loads(fields["metadata"] or "{}")
-    return Note(**fields)
+    return [
+        Note(**{**json.loads(record.pop("note")), **record, **whose})
+        for record in table.select(columns).to_pylist()
+    ]
 
 
 def to_rows(table: pa.Table, user: str | None = None) -> list[Row]:

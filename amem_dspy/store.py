@@ -7,36 +7,31 @@ reads the revisions again, compares, and then merges without a condition.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from lancedb.background_loop import LOOP
 from numpy.typing import NDArray
 
 from amem_dspy.aside import put_aside
 from amem_dspy.bulk import Keys, arrivals, compare, ordered_rows, owners, spooled
-from amem_dspy.candidate import (
-    COLUMNS,
-    Candidates,
-    Match,
-    Place,
-    VectorColumn,
-    around,
-    candidates,
-    match,
-    places_in,
-)
+from amem_dspy.candidate import Asked, Candidates, gather, match
 from amem_dspy.change import Change, Stored, check_vector
 from amem_dspy.errors import AmemError, ConflictError, InvalidInputError, StoreError
-from amem_dspy.index import Background, build, is_due, is_large, no_build, reach
-from amem_dspy.location import LOCK_SECONDS, Location, retried
+from amem_dspy.held import HeldVectors
+from amem_dspy.index import Background, build, is_due, is_large, no_build
+from amem_dspy.location import LOCK_SECONDS, TABLE, Location, retried
+from amem_dspy.nearest import nearest_rows
 from amem_dspy.note import Note
 from amem_dspy.query import (
     EVERYTHING,
@@ -50,11 +45,13 @@ from amem_dspy.schema import (
     OWN_NOTE_COLUMNS,
     OWN_ROW_COLUMNS,
     Row,
+    VectorColumn,
     note_schema,
     to_arrow,
     to_notes,
     to_rows,
 )
+from amem_dspy.scope import Ranked, Scope
 from amem_dspy.version import clean, count_versions, drop_until, pinned, release_pins
 
 __all__ = ["NoteFilter", "NoteStore", "Row"]
@@ -64,7 +61,6 @@ __all__ = ["NoteFilter", "NoteStore", "Row"]
 OPTIMIZE_EVERY = 16
 OPTIMIZE_LARGE_EVERY = 64
 OPTIMIZE_ROWS = 1_000
-TIE_MARGIN = 6
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -106,6 +102,7 @@ class NoteStore:
         self._clock_ns = clock_ns
         self._last_arrival = 0
         self._handle: Any = None
+        self._held = HeldVectors(self._table_folder)
         self._opening = threading.Lock()
         self._upkeep = Background(
             self.optimize, what=f"the upkeep of the store {self.location.uri}"
@@ -130,6 +127,12 @@ class NoteStore:
         """Let go of the table; the next use opens it again."""
         with self._opening:
             self._handle = None
+            self._held = HeldVectors(self._table_folder)
+
+    @property
+    def _table_folder(self) -> Path | None:
+        folder = self.location.folder
+        return folder and folder / f"{TABLE}.lance"
 
     def get(
         self, user: str, ids: Sequence[str], *, filter: NoteFilter = EVERYTHING
@@ -236,13 +239,36 @@ class NoteStore:
         Returns:
             Rows with their cosine in [-1, 1], falling; ties by id.
         """
-        check_vector(vector, self._embedder[1], name="the query's vector")
+        return self.dense_each(user, [vector], k, filter=filter, column=column)[0]
+
+    def dense_each(
+        self,
+        user: str,
+        vectors: Sequence[NDArray[np.float32]],
+        k: int,
+        *,
+        filter: NoteFilter = EVERYTHING,
+        column: VectorColumn = "vector",
+    ) -> list[list[tuple[Row, float]]]:
+        """Return for each vector what `dense` returns, all of one version of the store."""
+        for vector in vectors:
+            check_vector(vector, self._embedder[1], name="the query's vector")
         _check_count("k", k)
-        if k == 0:
-            return []
+        if k == 0 or not vectors:
+            return [[] for _ in vectors]
         where = condition(user, filter)
-        found = self._read(lambda table: _nearest(table, where, vector, k, column, OWN_ROW_COLUMNS))
-        return list(zip(to_rows(found, user), found["cosine"].to_pylist(), strict=True))
+
+        async def find(table: Any) -> list[list[tuple[Row, float]]]:
+            scope = await Scope.of(table, where)
+            found = await asyncio.gather(
+                *(
+                    nearest_rows(scope, one, k, column, OWN_ROW_COLUMNS, self._held)
+                    for one in vectors
+                )
+            )
+            return [_ranked_rows(ranked, held, user) for ranked, held in found]
+
+        return self._search(find)
 
     def text(
         self, user: str, query: str, k: int, *, filter: NoteFilter = EVERYTHING
@@ -257,58 +283,43 @@ class NoteStore:
         """
         _check_count("k", k)
         where = condition(user, filter)
-        found = self._read(lambda table: match(table, where, query, k))
-        return self._with_rows(user, list(zip(found.ids, found.scores, strict=True)))
 
-    def candidates(
-        self,
-        user: str,
-        *,
-        vector: NDArray[np.float32] | None,
-        text: str | None,
-        size: int,
-        reach: int,
-        column: VectorColumn = "vector_content",
-        filter: NoteFilter = EVERYTHING,
-    ) -> Candidates:
-        """Return the notes nearest to a vector, those that match a text best, and those around.
+        async def find(table: Any) -> list[tuple[Row, float]]:
+            scope = await Scope.of(table, where)
+            best = (await match(scope, query, k)).best
+            return _ranked_rows(best, await scope.take(best.rows, OWN_ROW_COLUMNS), user)
+
+        return self._search(find)
+
+    def candidates(self, user: str, asked: Asked) -> Candidates:
+        """Return the notes nearest to a vector, those that match a text best, and those around."""
+        return self.choose(user, asked, lambda _: {})[0]
+
+    def choose(
+        self, user: str, asked: Asked, choice: Callable[[Candidates], Mapping[str, T]]
+    ) -> tuple[Candidates, list[tuple[Note, T]]]:
+        """Return candidates, and those of them that are chosen, all of one version of the store.
 
         Args:
             user: Whose notes.
-            vector: (dim,) float32, or None.
-            text: Words to match, or None.
-            size: Most notes of each of the two.
-            reach: Places before and after the better half in their conversations.
-            column: Which of a note's two vectors counts.
-            filter: Which notes take part, those around too.
+            asked: Which candidates.
+            choice: Returns the ids of the chosen, in their order, each with what is said of it;
+                may be called again.
         """
-        where = condition(user, filter)
-        if vector is not None:
-            check_vector(vector, self._embedder[1], name="the query's vector")
+        where = condition(user, asked.filter)
+        if asked.vector is not None:
+            check_vector(asked.vector, self._embedder[1], name="the query's vector")
 
-        def find(table: Any) -> Candidates:
-            direct: list[str] = []
-            seeds: list[Place | None] = []
-            matched = Match()
-            if vector is not None:
-                near = _nearest(table, where, vector, size, column, ["id", "thread", "position"])
-                direct += near["id"].to_pylist()
-                seeds += places_in(near)[: size // 2]
-            if text is not None:
-                matched = match(table, where, text, size)
-                direct += matched.ids
-                seeds += matched.places[: size // 2]
-            beside = around(table, where, seeds, reach) if reach else []
-            wanted = one_of("id", dict.fromkeys([*direct, *beside]))
-            columns = [*COLUMNS, column, *matched.weights]
-            rows = table.search().where(f"{where} AND {wanted}").select(columns).to_arrow()
-            return candidates(rows, direct, matched, column)
+        async def find(table: Any) -> tuple[Candidates, list[tuple[Note, T]]]:
+            scope = await Scope.of(table, where)
+            found = await gather(scope, asked, self._held)
+            chosen = choice(found)
+            row_of = dict(zip(found.ids, found.rows, strict=True))
+            held = await scope.take([row_of[note_id] for note_id in chosen], OWN_NOTE_COLUMNS)
+            notes = {note.id: note for note in to_notes(held, user)}
+            return found, [(notes[note_id], said) for note_id, said in chosen.items()]
 
-        return self._read(find)
-
-    def _with_rows(self, user: str, best: Sequence[tuple[str, float]]) -> list[tuple[Row, float]]:
-        rows = self.rows(user, [note_id for note_id, _ in best])
-        return [(rows[note_id], score) for note_id, score in best if note_id in rows]
+        return self._search(find)
 
     def commit(
         self,
@@ -597,7 +608,29 @@ class NoteStore:
             logger.warning("the store %s could not be compacted", self.location.uri, exc_info=True)
 
     def _select(self, where: str, columns: list[str]) -> pa.Table:
-        return self._read(lambda table: table.search().where(where).select(columns).to_arrow())
+        async def select(table: Any) -> pa.Table:
+            found: pa.Table = await table.query().where(where).select(columns).to_arrow()
+            return found
+
+        return self._search(select)
+
+    def _search(self, query: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """Return what a query gives of the newest version; its steps all see that one."""
+        self._opened()
+
+        async def search() -> T:
+            table = await self.location.newest()
+            # Another process may have embedded the store anew since it was opened.
+            self.location.check_schema(self._schema, await table.schema())
+            return await query(table)
+
+        def run() -> T:
+            # One way to LanceDB's threads for all steps, where each step would take its own.
+            found: T = LOOP.run(search())
+            return found
+
+        with self.location.disk():
+            return retried(run)
 
     def _read(self, query: Callable[[Any], T]) -> T:
         table = self._opened()
@@ -623,51 +656,13 @@ class NoteStore:
             return self._handle
 
 
-def _nearest(
-    table: Any,
-    where: str,
-    vector: NDArray[np.float32],
-    k: int,
-    column: VectorColumn,
-    columns: list[str],
-) -> pa.Table:
-    """Return columns of the k notes nearest to a vector, and their `cosine`, in order."""
-    query = np.asarray(vector, np.float32)
-    size = min(k, int(table.count_rows())) + TIE_MARGIN
-    look = reach(table, where, size)
-
-    def search(columns: list[str]) -> pa.Table:
-        found = table.search(query, vector_column_name=column).distance_type("cosine")
-        found = look.apply(found).where(where, prefilter=True).limit(size)
-        return _by_cosine(found.select([*columns, "_distance"]).to_arrow())
-
-    found = search(columns)
-    if not _is_tied(found, k, size):
-        return found.slice(0, min(k, len(found)))
-    # LanceDB cuts a tie at the k-th place anywhere; look on until the score falls.
-    while _is_tied(found, k, size):
-        size *= 4
-        # Of that many notes only the ids.
-        found = search(["id"])
-    best = found.slice(0, min(k, len(found)))
-    cosines = dict(zip(best["id"].to_pylist(), best["cosine"].to_pylist(), strict=True))
-    held = table.search().where(one_of("id", cosines)).select(columns).to_arrow()
-    scores = [cosines[note_id] for note_id in held["id"].to_pylist()]
-    return _sorted(held.append_column("cosine", pa.array(scores, pa.float64())))
-
-
-def _is_tied(found: pa.Table, k: int, size: int) -> bool:
-    return len(found) == size and bool(found["cosine"][k - 1] == found["cosine"][-1])
-
-
-def _by_cosine(found: pa.Table) -> pa.Table:
-    """Return what a search found by falling cosine, then by id."""
-    cosine = np.clip(1.0 - found["_distance"].to_numpy().astype(np.float64), -1.0, 1.0)
-    return _sorted(found.append_column("cosine", pa.array(cosine)))
-
-
-def _sorted(found: pa.Table) -> pa.Table:
-    return found.sort_by([("cosine", "descending"), ("id", "ascending")])
+def _ranked_rows(ranked: Ranked, held: pa.Table, user: str) -> list[tuple[Row, float]]:
+    """Return a user's rows with their scores, falling; ties by id."""
+    place_of = {row: place for place, row in enumerate(held["_rowid"].to_pylist())}
+    places = pa.array([place_of[row] for row in ranked.rows], pa.int64())
+    rows = to_rows(held.take(places), user)
+    pairs = zip(rows, ranked.scores, strict=True)
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0].note.id))
 
 
 def _next_positions(standing: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -30,6 +30,7 @@ def candidates(
     words = tuple(bm25.words(query))
     counts = bm25.count(words, texts, bm25.words)
     return Candidates(
+        rows=list(range(len(texts))),
         ids=[f"n{place}" for place in range(len(texts))],
         places=list(places or [None] * len(texts)),
         contents=list(texts),

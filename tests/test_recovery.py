@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -301,16 +302,18 @@ def test_a_damaged_snapshot_is_moved_aside_and_others_stay(folder: Path) -> None
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
+    """Return what is stored: columns, and below "note" what of a note has none to itself."""
     found = lancedb.connect(folder).open_table("notes").to_arrow()
-    parsed = [{**row, "links": json.loads(row["links"])} for row in found.to_pylist()]
+    parsed = [{**row, "note": json.loads(row["note"])} for row in found.to_pylist()]
     return sorted(parsed, key=lambda row: str(row["arrival"]))
 
 
 def change(folder: Path, row: dict[str, Any], *, again: bool = False, **values: Any) -> None:
     """Change a row behind the store's back, or add it a second time."""
     handle = lancedb.connect(folder).open_table("notes")
-    row = {**row, **values}
-    row["links"] = json.dumps(row["links"])
+    said = {name: value for name, value in values.items() if name in row["note"]}
+    columns = {name: value for name, value in values.items() if name in row}
+    row = {**row, **columns, "note": json.dumps({**row["note"], **said})}
     changed = pa.Table.from_pylist([row], schema=handle.schema)
     if again:
         handle.add(changed)
@@ -322,11 +325,11 @@ def test_links_that_do_not_stand_at_both_ends_are_removed_at_both(folder: Path) 
     first, second, *others = rows(folder)
     lonely = {"id": "gone", "reason": "x", "strength": 0.5}
     change(folder, first, links=[lonely])
-    change(folder, second, links=[*second["links"], lonely, {**lonely, "id": second["id"]}])
+    change(folder, second, links=[*second["note"]["links"], lonely, {**lonely, "id": second["id"]}])
     repair = repair_store(folder)
     assert_sound(folder, repair)
     after = {row["id"]: row for row in rows(folder)}
-    ends = [link["id"] for row in after.values() for link in row["links"]]
+    ends = [link["id"] for row in after.values() for link in row["note"]["links"]]
     assert not {"gone", first["id"]} & set(ends)
     # A writer that read the note before must not put the link back.
     assert after[first["id"]]["revision"] == first["revision"] + 1
@@ -335,8 +338,8 @@ def test_links_that_do_not_stand_at_both_ends_are_removed_at_both(folder: Path) 
 
 def test_of_several_rows_of_a_note_the_highest_revision_stays(folder: Path) -> None:
     row = rows(folder)[0]
-    change(folder, row, again=True, history="[]", revision=row["revision"] + 7)
-    change(folder, row, again=True, history="[]", revision=row["revision"] + 3)
+    change(folder, row, again=True, history=[], revision=row["revision"] + 7)
+    change(folder, row, again=True, history=[], revision=row["revision"] + 3)
     repair = repair_store(folder)
     assert_sound(folder, repair)
     assert [r["revision"] for r in rows(folder) if r["id"] == row["id"]] == [row["revision"] + 7]
@@ -360,15 +363,15 @@ def test_the_older_of_two_notes_keeps_source_and_place(folder: Path) -> None:
 
 def test_columns_and_histories_are_brought_in_step(folder: Path) -> None:
     first, second, *_ = rows(folder)
-    change(folder, first, text_stemmed="other", pending=True)
+    change(folder, first, text_stemmed="other", pending=True, day=date(2001, 1, 1))
     entry = {"revision": 0, "at": "2026-07-20T12:00:00Z", "cause": "update"}
     entries = [entry, {**entry, "revision": 2}]
-    change(folder, second, history=json.dumps(entries), revision=3)
+    change(folder, second, history=entries, revision=3)
     repair = repair_store(folder)
     assert_sound(folder, repair)
     after = {row["id"]: row for row in rows(folder)}
     assert after[first["id"]] == first
-    assert [e["revision"] for e in json.loads(after[second["id"]]["history"])] == [2]
+    assert [e["revision"] for e in after[second["id"]]["note"]["history"]] == [2]
 
 
 def test_what_cannot_be_mended_is_left_and_said(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 
 from amem_dspy.errors import StoreError
 from amem_dspy.index import INDEX_LOCK
+from amem_dspy.nearest import nearest_rows
 from amem_dspy.note import Note
 from amem_dspy.reindex import reindex
+from amem_dspy.scope import Scope
 from amem_dspy.store import NoteFilter, NoteStore, Row
 
 DIMENSION = 32
@@ -35,6 +38,7 @@ import sys
 from pathlib import Path
 from lancedb.table import LanceTable
 from amem_dspy import index
+from amem_dspy.scope import Scope
 from amem_dspy.store import NoteStore
 from {module} import many_rows, open_store, DIMENSION
 
@@ -452,3 +456,27 @@ for name in "abc":
     process = run(folder, body)
     assert process.communicate(timeout=120) == ("", "")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("count", [50, 300])
+def test_a_note_of_another_user_that_comes_during_a_search_is_not_found(
+    folder: Path, store: NoteStore, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    # All notes are of one user, so that the search does without a condition.
+    store.commit(many_rows(count), expected={}, user="ada")
+    store.wait()
+    wanted = units(1)[0]
+
+    async def late(scope: Scope, *asked: Any) -> Any:
+        def come() -> None:
+            with open_store(folder) as other:
+                other.commit([row("eve", wanted, user="eve")], expected={}, user="eve")
+
+        await asyncio.to_thread(come)
+        return await nearest_rows(scope, *asked)
+
+    monkeypatch.setattr("amem_dspy.store.nearest_rows", late)
+    hits = store.dense("ada", wanted, 10)
+    assert {hit.note.user for hit, _ in hits} == {"ada"}
+    assert "eve" not in {hit.note.id for hit, _ in hits}
+    assert store.count("eve") == 1
