@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from amem_dspy import bm25
-from amem_dspy.held import HeldVectors
+from amem_dspy.held import Held
 from amem_dspy.nearest import nearest
 from amem_dspy.query import (
     EVERYTHING,
@@ -192,7 +192,7 @@ class Asked:
     filter: NoteFilter = EVERYTHING
 
 
-async def gather(scope: Scope, asked: Asked, held: HeldVectors) -> Candidates:
+async def gather(scope: Scope, asked: Asked, held: Held) -> Candidates:
     """Return the notes nearest to a vector, those that match a text best, and those around.
 
     Args:
@@ -221,7 +221,7 @@ async def gather(scope: Scope, asked: Asked, held: HeldVectors) -> Candidates:
     )
 
 
-async def _near(scope: Scope, asked: Asked, held: HeldVectors) -> Ranked:
+async def _near(scope: Scope, asked: Asked, held: Held) -> Ranked:
     if asked.vector is None:
         return Ranked([], [])
     return await nearest(scope, asked.vector, asked.size, asked.column, held)

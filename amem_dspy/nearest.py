@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from amem_dspy.held import HeldVectors
+from amem_dspy.held import Held
 from amem_dspy.index import Reach, reach
 from amem_dspy.schema import VectorColumn
 from amem_dspy.scope import Ranked, Scope
@@ -22,7 +22,7 @@ async def nearest(
     vector: NDArray[np.float32],
     k: int,
     column: VectorColumn,
-    held: HeldVectors,
+    held: Held,
 ) -> Ranked:
     """Return the k notes nearest to a vector with their cosines; ties for the last by id.
 
@@ -43,7 +43,7 @@ async def nearest_rows(
     k: int,
     column: VectorColumn,
     columns: Sequence[str],
-    held: HeldVectors,
+    held: Held,
 ) -> tuple[Ranked, pa.Table]:
     """Return the k notes nearest to a vector as `nearest` does, and columns of these and some more.
 

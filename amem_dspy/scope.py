@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+
+# Version, and the file that says what is in it: a table made anew counts from 1 again.
+Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -17,20 +19,16 @@ class Scope:
     Attributes:
         table: An asynchronous table that stays at one version: what is counted is what is searched.
         where: The condition.
+        key: Which version of which table; None where that cannot be told from others.
         total: How many notes the table has.
         matching: How many of them meet the condition.
     """
 
     table: Any
     where: str
+    key: Key | None
     total: int
     matching: int
-
-    @classmethod
-    async def of(cls, table: Any, where: str) -> Scope:
-        """Return the notes of a table, which stays at one version, that meet a condition."""
-        total, matching = await asyncio.gather(table.count_rows(), table.count_rows(where))
-        return cls(table, where, int(total), int(matching))
 
     @property
     def is_whole(self) -> bool:

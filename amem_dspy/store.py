@@ -28,7 +28,7 @@ from amem_dspy.bulk import Keys, arrivals, compare, ordered_rows, owners, spoole
 from amem_dspy.candidate import Asked, Candidates, gather, match
 from amem_dspy.change import Change, Stored, check_vector
 from amem_dspy.errors import AmemError, ConflictError, InvalidInputError, StoreError
-from amem_dspy.held import HeldVectors
+from amem_dspy.held import Held
 from amem_dspy.index import Background, build, is_due, is_large, no_build
 from amem_dspy.location import LOCK_SECONDS, TABLE, Location, retried
 from amem_dspy.nearest import nearest_rows
@@ -102,7 +102,7 @@ class NoteStore:
         self._clock_ns = clock_ns
         self._last_arrival = 0
         self._handle: Any = None
-        self._held = HeldVectors(self._table_folder)
+        self._held = Held(self._table_folder)
         self._opening = threading.Lock()
         self._upkeep = Background(
             self.optimize, what=f"the upkeep of the store {self.location.uri}"
@@ -127,7 +127,7 @@ class NoteStore:
         """Let go of the table; the next use opens it again."""
         with self._opening:
             self._handle = None
-            self._held = HeldVectors(self._table_folder)
+            self._held = Held(self._table_folder)
 
     @property
     def _table_folder(self) -> Path | None:
@@ -258,8 +258,7 @@ class NoteStore:
             return [[] for _ in vectors]
         where = condition(user, filter)
 
-        async def find(table: Any) -> list[list[tuple[Row, float]]]:
-            scope = await Scope.of(table, where)
+        async def find(scope: Scope) -> list[list[tuple[Row, float]]]:
             found = await asyncio.gather(
                 *(
                     nearest_rows(scope, one, k, column, OWN_ROW_COLUMNS, self._held)
@@ -268,7 +267,7 @@ class NoteStore:
             )
             return [_ranked_rows(ranked, held, user) for ranked, held in found]
 
-        return self._search(find)
+        return self._search(where, find)
 
     def text(
         self, user: str, query: str, k: int, *, filter: NoteFilter = EVERYTHING
@@ -284,12 +283,11 @@ class NoteStore:
         _check_count("k", k)
         where = condition(user, filter)
 
-        async def find(table: Any) -> list[tuple[Row, float]]:
-            scope = await Scope.of(table, where)
+        async def find(scope: Scope) -> list[tuple[Row, float]]:
             best = (await match(scope, query, k)).best
             return _ranked_rows(best, await scope.take(best.rows, OWN_ROW_COLUMNS), user)
 
-        return self._search(find)
+        return self._search(where, find)
 
     def candidates(self, user: str, asked: Asked) -> Candidates:
         """Return the notes nearest to a vector, those that match a text best, and those around."""
@@ -310,8 +308,7 @@ class NoteStore:
         if asked.vector is not None:
             check_vector(asked.vector, self._embedder[1], name="the query's vector")
 
-        async def find(table: Any) -> tuple[Candidates, list[tuple[Note, T]]]:
-            scope = await Scope.of(table, where)
+        async def find(scope: Scope) -> tuple[Candidates, list[tuple[Note, T]]]:
             found = await gather(scope, asked, self._held)
             chosen = choice(found)
             row_of = dict(zip(found.ids, found.rows, strict=True))
@@ -319,7 +316,7 @@ class NoteStore:
             notes = {note.id: note for note in to_notes(held, user)}
             return found, [(notes[note_id], said) for note_id, said in chosen.items()]
 
-        return self._search(find)
+        return self._search(where, find)
 
     def commit(
         self,
@@ -608,27 +605,36 @@ class NoteStore:
             logger.warning("the store %s could not be compacted", self.location.uri, exc_info=True)
 
     def _select(self, where: str, columns: list[str]) -> pa.Table:
-        async def select(table: Any) -> pa.Table:
+        async def select() -> pa.Table:
+            table = await self.location.newest()
+            self._check(await table.schema())
             found: pa.Table = await table.query().where(where).select(columns).to_arrow()
             return found
 
-        return self._search(select)
+        return self._awaited(select)
 
-    def _search(self, query: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    def _search(self, where: str, query: Callable[[Scope], Coroutine[Any, Any, T]]) -> T:
         """Return what a query gives of the newest version; its steps all see that one."""
-        self._opened()
 
         async def search() -> T:
             table = await self.location.newest()
-            # Another process may have embedded the store anew since it was opened.
-            self.location.check_schema(self._schema, await table.schema())
-            return await query(table)
+            scope, made = await asyncio.gather(self._held.scope(table, where), table.schema())
+            self._check(made)
+            return await query(scope)
 
+        return self._awaited(search)
+
+    def _check(self, made: pa.Schema) -> None:
+        # Another process may have embedded the store anew since it was opened.
+        self.location.check_schema(self._schema, made)
+
+    def _awaited(self, search: Callable[[], Coroutine[Any, Any, T]]) -> T:
         def run() -> T:
             # One way to LanceDB's threads for all steps, where each step would take its own.
             found: T = LOOP.run(search())
             return found
 
+        self._opened()
         with self.location.disk():
             return retried(run)
 

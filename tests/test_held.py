@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from amem_dspy.held import HeldVectors
+from amem_dspy.held import Held
 from amem_dspy.note import Note
 from amem_dspy.scope import Ranked
 from amem_dspy.store import NoteFilter, NoteStore, Row
@@ -31,14 +31,14 @@ def _small_is_middle(monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each search was answered from memory."""
     said: list[bool] = []
-    whole = HeldVectors.nearest
+    whole = Held.nearest
 
-    async def nearest(self: HeldVectors, *asked: Any) -> Ranked | None:
+    async def nearest(self: Held, *asked: Any) -> Ranked | None:
         found = await whole(self, *asked)
         said.append(found is not None)
         return found
 
-    monkeypatch.setattr(HeldVectors, "nearest", nearest)
+    monkeypatch.setattr(Held, "nearest", nearest)
     return said
 
 

@@ -714,7 +714,7 @@ def test_failure_at_any_step_leaves_the_store_as_it_was(
 
     for target, method in (
         (memory.embedder, "embed"),
-        (memory.store, "dense"),
+        (memory.store, "dense_each"),
         (memory.store, "rows"),
         (memory.store, "commit"),
     ):
