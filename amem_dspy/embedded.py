@@ -221,6 +221,10 @@ class LlamaEngine:
             raise _as_lm_error(error) from error
         return _response(request, reply)
 
+    def skip(self, request: Request) -> None:
+        """Take the seed of a request whose reply is known already, so that the next is another."""
+        _running.skip(self, _body(request))
+
     def dump_state(self) -> dict[str, Any]:
         """Return the settings as JSON values; no path unless the caller gave one."""
         return asdict(self)
@@ -282,6 +286,11 @@ class _Running:
                 server = self._servers[settings] = self._start(settings)
             body.setdefault("seed", self._seed(engine.seed, body))
             return _call(server, body)
+
+    def skip(self, engine: LlamaEngine, body: dict[str, Any]) -> None:
+        if "seed" not in body:
+            with self._lock:
+                self._seed(engine.seed, body)
 
     def stop(self) -> None:
         with self._lock:

@@ -41,6 +41,7 @@ from amem_dspy.location import local_folder
 from amem_dspy.models import resolve_lm
 from amem_dspy.note import Hit, MetadataValue, Note, Revision, Step
 from amem_dspy.offload import offload
+from amem_dspy.origin import check_origin
 from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.program import MemoryProgram, resolve_program
 from amem_dspy.render import answer_context
@@ -130,7 +131,9 @@ class AgenticMemory(Upkeep):
     @property
     def lm(self) -> dspy.BaseLM:
         """The model that the next step will call."""
-        return resolve_lm(self._lm)
+        lm = resolve_lm(self._lm)
+        check_origin(self.program, model=lm.model, embedder=self.embedder.id)
+        return lm
 
     @property
     def store(self) -> NoteStore:

@@ -12,7 +12,13 @@ from typing import Any
 import dspy
 
 from amem_dspy.errors import ConfigError, InvalidInputError
-from amem_dspy.program_state import FORMAT_VERSION, own_state, provenance_of, read_state
+from amem_dspy.program_state import (
+    FORMAT_VERSION,
+    named_fields,
+    own_state,
+    provenance_of,
+    read_state,
+)
 from amem_dspy.signatures import (
     AnswerQuestion,
     ConstructNote,
@@ -26,11 +32,12 @@ class StepPredict(dspy.Predict):
     """A predictor whose model is never saved, in whatever module and form it is saved."""
 
     def dump_state(self, json_mode: bool = True) -> dict[str, Any]:
-        """Return DSPy's state; a model set on the predictor stays out of it."""
+        """Return DSPy's state with the fields' names; a model set on the predictor stays out."""
         # Not even asked for its state: a model with an engine of its own refuses to give one.
         bare = copy.copy(self)
         bare.lm = None
-        return dict(dspy.Predict.dump_state(bare, json_mode=json_mode))
+        state = dict(dspy.Predict.dump_state(bare, json_mode=json_mode))
+        return {**state, "signature": named_fields(self.signature, state["signature"])}
 
 
 class MemoryProgram(dspy.Module):

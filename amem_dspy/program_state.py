@@ -68,6 +68,7 @@ def provenance_of(state: Mapping[str, Any]) -> dict[str, Any]:
 class _Field(BaseModel):
     prefix: str
     description: str
+    name: str | None = None
 
 
 class _Signature(BaseModel):
@@ -105,9 +106,7 @@ def own_state(name: str, signature: type[dspy.Signature], state: Any) -> dict[st
         "demos": [_checked_demo(name, signature, demo) for demo in saved.demos],
         "signature": {
             "instructions": saved.signature.instructions,
-            "fields": _ordered_fields(
-                name, signature, [field.model_dump() for field in saved.signature.fields]
-            ),
+            "fields": _ordered_fields(name, signature, saved.signature.fields),
         },
     }
 
@@ -145,17 +144,42 @@ def _first(error: ValidationError) -> str:
     return f"{where}: {first['msg']}"
 
 
+def named_fields(signature: type[dspy.Signature], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return DSPy's state of a signature with the name of each field, by which it is loaded."""
+    fields = zip(signature.fields, state["fields"], strict=True)
+    return {**state, "fields": [{"name": name, **field} for name, field in fields]}
+
+
 def _ordered_fields(
-    name: str, signature: type[dspy.Signature], saved: Sequence[Mapping[str, str]]
-) -> list[Mapping[str, str]]:
-    """Return the saved fields in the signature's order; DSPy matches them by position alone."""
-    prefixes = [info.json_schema_extra["prefix"] for info in signature.fields.values()]
+    name: str, signature: type[dspy.Signature], saved: Sequence[_Field]
+) -> list[dict[str, Any]]:
+    """Return the saved fields in the signature's order; DSPy matches them by position alone.
+
+    A field that the file does not know keeps the signature's own texts; one that the signature does
+    not know is left out.
+    """
+    own = signature.dump_state()["fields"]
+    named = _by_name(name, signature, saved)
+    return [
+        named[field].model_dump(exclude={"name"}) if field in named else text
+        for field, text in zip(signature.fields, own, strict=True)
+    ]
+
+
+def _by_name(
+    name: str, signature: type[dspy.Signature], saved: Sequence[_Field]
+) -> dict[str, _Field]:
+    if saved and all(field.name is not None for field in saved):
+        return {str(field.name): field for field in saved}
+    # Files of the first format have no names: a prefix tells, unless an optimiser wrote another.
+    prefixes = {info.json_schema_extra["prefix"]: field for field, info in signature.fields.items()}
+    if {field.prefix for field in saved} <= prefixes.keys():
+        return {prefixes[field.prefix]: field for field in saved}
     if len(saved) != len(prefixes):
-        raise InvalidInputError(f"{name} has {len(prefixes)} fields, the file {len(saved)}")
-    by_prefix = {field["prefix"]: field for field in saved}
-    # An optimiser may write other prefixes; then the position is all there is.
-    same = by_prefix.keys() == set(prefixes)
-    return [by_prefix[prefix] for prefix in prefixes] if same else list(saved)
+        raise InvalidInputError(
+            f"{name} has {len(prefixes)} fields, the file {len(saved)}, and no names of them"
+        )
+    return dict(zip(signature.fields, saved, strict=True))
 
 
 def _checked_demo(

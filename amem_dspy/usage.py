@@ -1,14 +1,21 @@
-"""What the steps cost: calls, re-asks and tokens."""
+"""What the steps cost: calls, re-asks, tokens and money; and the limits on them."""
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from amem_dspy.errors import BudgetSpentError
+from amem_dspy.errors import BudgetSpentError, InvalidInputError
+
+_MILLION = 1_000_000
+_PRICE = re.compile(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)")
 
 
 class StepUsage(BaseModel):
@@ -22,6 +29,7 @@ class StepUsage(BaseModel):
         cached_tokens: Those among them that the server had kept from earlier requests.
         completion_tokens: Tokens out.
         failures: Extractions whose tries ran out.
+        cost: USD, of the requests whose price is known; None where none is.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,10 +41,49 @@ class StepUsage(BaseModel):
     cached_tokens: int = 0
     completion_tokens: int = 0
     failures: int = 0
+    cost: float | None = None
 
     def __add__(self, other: StepUsage) -> StepUsage:
         mine, theirs = self.model_dump(), other.model_dump()
-        return StepUsage(**{name: mine[name] + theirs[name] for name in mine})
+        return StepUsage(**{name: _sum(mine[name], theirs[name]) for name in mine})
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in and out."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a model costs, USD per million tokens in and out."""
+
+    prompt: float
+    completion: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the price that "0.15/0.60" says.
+
+        Raises:
+            InvalidInputError: It says none.
+        """
+        found = _PRICE.fullmatch(text.strip())
+        if found is None:
+            raise InvalidInputError(
+                f"a price is IN/OUT, USD per million tokens, such as 0.15/0.60; got {text!r}"
+            )
+        return cls(float(found[1]), float(found[2]))
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Return what these tokens cost, USD."""
+        spent = prompt_tokens * self.prompt + completion_tokens * self.completion
+        return spent / _MILLION
 
 
 class Meter:
@@ -68,24 +115,64 @@ class Meter:
 
 
 class BudgetMeter(Meter):
-    """A meter that refuses requests past a number of calls.
+    """A meter that refuses requests past its limits; None is no limit.
 
-    Whether a request reaches a model or DSPy's cache answers it shows only afterwards, so those
-    under way when the last one is counted still pass: with n threads up to n - 1 more.
+    What a request costs shows only afterwards, so those under way when a limit is reached still
+    pass: with n threads up to n - 1 more.
 
     Args:
-        max_calls: Requests that may reach a model; None for no limit.
+        max_calls: Requests that may reach a model.
+        max_tokens: Tokens in and out.
+        max_cost: USD; only requests with a known price count.
+        max_minutes: Minutes since the meter was made.
+        clock: Returns seconds that never go back.
     """
 
-    def __init__(self, max_calls: int | None = None) -> None:
+    def __init__(
+        self,
+        max_calls: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        max_minutes: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
         self.max_calls = max_calls
+        self.max_tokens = max_tokens
+        self.max_cost = max_cost
+        self.max_minutes = max_minutes
+        self._clock = clock
+        self._started = clock()
+
+    @property
+    def minutes(self) -> float:
+        """Minutes since the meter was made."""
+        return (self._clock() - self._started) / 60
 
     def admit(self) -> None:
         """Let a request pass.
 
         Raises:
-            BudgetSpentError: The calls are used up.
+            BudgetSpentError: A limit is reached; the message says which.
         """
-        if self.max_calls is not None and self.total().calls >= self.max_calls:
-            raise BudgetSpentError(f"the budget of {self.max_calls} model calls is spent")
+        spent = next(self._spent(), None)
+        if spent is not None:
+            raise BudgetSpentError(f"the budget of {spent} is spent")
+
+    def _spent(self) -> Iterator[str]:
+        """Yield the limits that are reached."""
+        total = self.total()
+        if self.max_calls is not None and total.calls >= self.max_calls:
+            yield f"{self.max_calls} model calls"
+        if self.max_tokens is not None and total.tokens >= self.max_tokens:
+            yield f"{self.max_tokens} tokens"
+        # Nothing spent is within every budget, that of no money too: a model may cost nothing.
+        if (
+            self.max_cost is not None
+            and (total.cost or 0) > 0
+            and (total.cost or 0) >= self.max_cost
+        ):
+            yield f"{self.max_cost:g} USD"
+        if self.max_minutes is not None and self.minutes >= self.max_minutes:
+            yield f"{self.max_minutes:g} minutes"

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from amem_dspy import AgenticMemory, EvolutionPolicy, MemoryProgram
 from amem_dspy.cli.app import app
-from amem_dspy.cli.compiling import is_tuned
 from amem_dspy.errors import ConfigError, InvalidInputError
+from amem_dspy.optimize.ledger import state_key
 from amem_dspy.program import resolve_program
 from amem_dspy.program_state import FORMAT_VERSION, MAX_DEMOS
 
@@ -32,6 +32,7 @@ NOTE = {"content": "c", "timestamp": "t", "keywords": ["a"], "context": "about",
 CASES = json.loads(
     (Path(__file__).parent / "data" / "program_state_mutations.json").read_text(encoding="utf-8")
 )["cases"]
+ODD_FIELD = {"prefix": "Odd:", "description": "of an old file, without a name"}
 UPDATE = {"id": "n1", "context": "about", "keywords": ["a"], "tags": ["b"]}
 
 
@@ -91,7 +92,7 @@ def renamed(old: str, new: str, *path: str | int) -> Callable[[State], None]:
         (drop("decide_links"), "decide_links"),
         (drop("metadata"), "metadata"),
         (put([], "metadata"), "not a saved"),
-        (drop("construct_note", "signature", "fields", 0), "construct_note has 5 fields"),
+        (put([ODD_FIELD], "construct_note", "signature", "fields"), "construct_note has 5 fields"),
         (renamed("context", "summary", "construct_note", "demos", 0), "context"),
         (
             renamed("context", "summary", "update_neighbours", "demos", 0, "updates", 0),
@@ -146,6 +147,66 @@ def test_fields_in_another_order_are_matched_by_name(
     before = load(saved).dump_state()
     saved["construct_note"]["signature"]["fields"].reverse()
     assert load(saved).dump_state() == before
+
+
+def test_descriptions_are_restored_by_name_whatever_else_changed(
+    saved: State, load: Callable[[State], MemoryProgram]
+) -> None:
+    fields = saved["construct_note"]["signature"]["fields"]
+    told = {field["name"]: field for field in fields}
+    told["tags"] |= {"prefix": "Labels:", "description": "broad groups"}
+    told["context"] |= {"description": "one line"}
+    del fields[fields.index(told["content"])]
+    fields.reverse()
+    fields.insert(1, {"name": "mood", "prefix": "Mood:", "description": "not a field any more"})
+    program = load(saved)
+    shown = program.construct_note.signature.fields
+    plain = MemoryProgram().construct_note.signature.fields
+    texts = {name: info.json_schema_extra["desc"] for name, info in shown.items()}
+    assert list(texts) == list(plain)
+    assert (texts["tags"], texts["context"]) == ("broad groups", "one line")
+    assert texts["content"] == plain["content"].json_schema_extra["desc"]
+    assert shown["tags"].json_schema_extra["prefix"] == "Labels:"
+
+
+def test_files_without_names_of_fields_load_by_prefix_else_by_position(
+    saved: State, load: Callable[[State], MemoryProgram]
+) -> None:
+    fields = saved["rewrite_query"]["signature"]["fields"]
+    for field in fields:
+        del field["name"]
+        field["description"] = f"about {field['prefix']}"
+    fields.reverse()
+    shown = load(saved).rewrite_query.signature.fields
+    assert [info.json_schema_extra["desc"] for info in shown.values()] == [
+        f"about {info.json_schema_extra['prefix']}" for info in shown.values()
+    ]
+    fields.reverse()
+    fields[0]["prefix"] = "Another:"
+    shown = load(saved).rewrite_query.signature.fields
+    assert shown["question"].json_schema_extra["prefix"] == "Another:"
+
+
+def test_program_under_another_model_or_embedder_says_so_once(
+    make_memory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = MemoryProgram()
+    program.provenance = {"model": "scripted/origin-a", "embedder": "digits-a"}
+    for store in ("one", "two"):
+        make_memory(program=program, store=store)[0].add("text")
+    said = [record.getMessage() for record in caplog.records if record.name == "amem_dspy.origin"]
+    assert len(said) == 2
+    assert "scripted/origin-a and runs under scripted/model" in said[0]
+    assert "digits-a and runs under letters" in said[1]
+
+
+def test_program_under_its_own_model_says_nothing(
+    make_memory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = MemoryProgram()
+    program.provenance = {"model": "scripted/model:seed-7", "embedder": "letters"}
+    make_memory(program=program)[0].add("text")
+    assert [record for record in caplog.records if record.name == "amem_dspy.origin"] == []
 
 
 def test_terms_of_a_demo_written_as_text_become_a_list(
@@ -325,7 +386,7 @@ def test_mutated_file_loads_whole_or_is_refused_whole(
             MemoryProgram().dump_state() if case == "zero-demos" else before
         )
         assert all(predictor.lm is None for _, predictor in program.named_predictors())
-        assert is_tuned(program) == (case != "zero-demos")
+        assert (state_key(program) != state_key(MemoryProgram())) == (case != "zero-demos")
         return
     with pytest.raises(ConfigError, match=fault) as caught:
         program.load(path, allow_pickle=True, allow_unsafe_lm_state=True)

@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from amem_dspy.adapter import Scope, extraction_scope
-from amem_dspy.errors import BudgetSpentError
+from amem_dspy.errors import BudgetSpentError, InvalidInputError
 from amem_dspy.signatures import RewriteQuery
-from amem_dspy.usage import BudgetMeter, Meter, StepUsage
+from amem_dspy.usage import BudgetMeter, Meter, Price, StepUsage
 
 MakeLM = Callable[..., tuple[dspy.LM, Any]]
 ONE = StepUsage(calls=1, prompt_tokens=10, completion_tokens=3)
@@ -140,3 +140,51 @@ def test_a_budget_of_nothing_lets_nothing_pass(make_lm: MakeLM) -> None:
         rewrite(lm, BudgetMeter(max_calls=0))
 
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent"),
+    [
+        ({"max_tokens": 13}, "budget of 13 tokens"),
+        ({"max_calls": 9, "max_cost": 0.5}, r"budget of 0\.5 USD"),
+        ({"max_calls": 1, "max_tokens": 10**6}, "budget of 1 model calls"),
+    ],
+)
+def test_the_limit_that_is_reached_is_named(limits: dict[str, Any], spent: str) -> None:
+    meter = BudgetMeter(**limits)
+    meter.admit()
+    meter.add("a", ONE + StepUsage(cost=0.5))
+    with pytest.raises(BudgetSpentError, match=spent):
+        meter.admit()
+
+
+def test_a_budget_of_minutes_ends_by_the_clock() -> None:
+    now = 100.0
+    meter = BudgetMeter(max_minutes=1.5, clock=lambda: now)
+    now = 189.0
+    meter.admit()
+    now = 190.0
+    with pytest.raises(BudgetSpentError, match=r"1\.5 minutes"):
+        meter.admit()
+    assert meter.minutes == 1.5
+
+
+def test_a_model_that_costs_nothing_spends_no_money() -> None:
+    meter = BudgetMeter(max_cost=0.0)
+    meter.add("a", ONE + StepUsage(cost=0.0))
+    meter.admit()
+
+
+def test_unknown_costs_stay_unknown_and_known_ones_add_up() -> None:
+    assert (ONE + ONE).cost is None
+    assert (ONE + StepUsage(cost=0.25) + StepUsage(cost=0.5)).cost == 0.75
+
+
+def test_a_price_is_dollars_a_million_tokens() -> None:
+    assert Price.parse("0.15/0.60").cost(1_000_000, 500_000) == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize("text", ["", "1", "a/b", "1/2/3", "-1/2", "1/nan"])
+def test_what_is_no_price_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"0\.15/0\.60"):
+        Price.parse(text)
