@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amem_dspy.optimize.build import MemoryBuilds
     from amem_dspy.optimize.compile import CompileOptions, compile_program
-    from amem_dspy.optimize.conversation import Conversation, Question, Turn, best_window, window
+    from amem_dspy.optimize.conversation import Conversation, Question, Turn, window
     from amem_dspy.optimize.evaluation import Evaluation, evaluate
     from amem_dspy.optimize.locomo import bundled_conversations, load_locomo
     from amem_dspy.optimize.qa import ConversationQA, qa_examples, qa_metric
     from amem_dspy.optimize.score import locomo_f1, paper_scores
     from amem_dspy.optimize.split import Split, split_conversations
+    from amem_dspy.optimize.windows import evidence_windows
 
 __all__ = [
     "CompileOptions",
@@ -24,10 +25,10 @@ __all__ = [
     "Question",
     "Split",
     "Turn",
-    "best_window",
     "bundled_conversations",
     "compile_program",
     "evaluate",
+    "evidence_windows",
     "load_locomo",
     "locomo_f1",
     "paper_scores",
@@ -40,12 +41,13 @@ __all__ = [
 _HOMES = {
     "build": ("MemoryBuilds",),
     "compile": ("CompileOptions", "compile_program"),
-    "conversation": ("Conversation", "Question", "Turn", "best_window", "window"),
+    "conversation": ("Conversation", "Question", "Turn", "window"),
     "evaluation": ("Evaluation", "evaluate"),
     "locomo": ("bundled_conversations", "load_locomo"),
     "qa": ("ConversationQA", "qa_examples", "qa_metric"),
     "score": ("locomo_f1", "paper_scores"),
     "split": ("Split", "split_conversations"),
+    "windows": ("evidence_windows",),
 }
 
 

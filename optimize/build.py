@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import tempfile
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import dspy
+from filelock import FileLock
 from pydantic import BaseModel, TypeAdapter
 
 from amem_dspy.embedder import Embedder, resolve_embedder
@@ -23,17 +23,23 @@ from amem_dspy.memory import AgenticMemory
 from amem_dspy.models import resolve_lm
 from amem_dspy.note import Note
 from amem_dspy.optimize.conversation import Conversation
+from amem_dspy.optimize.remembered import (
+    CallStore,
+    model_state,
+    plain_outputs,
+    prompt_state,
+    remembering,
+    state_hash,
+)
 from amem_dspy.policy import EvolutionPolicy
 from amem_dspy.program import MemoryProgram
+from amem_dspy.render import clip
 from amem_dspy.runner import StepListener
 from amem_dspy.usage import Meter
 
-FORMAT = 1
-WRITE_STEPS = ("construct_note", "decide_links", "update_neighbours")
-# `rollout_id` only keeps DSPy's cache out: optimisers that sample a program several times set it.
-_NOT_IN_FINGERPRINT = {
-    *("api_key", "api_base", "base_url", "headers", "extra_headers", "rollout_id"),
-}
+FORMAT = 2
+_RECOGNISED_BY = 60
+"""Characters of a content by which a call that shows it is told."""
 
 
 class WriteCall(BaseModel):
@@ -53,18 +59,28 @@ class Build:
     calls: tuple[WriteCall, ...]
 
     def calls_for(self, note: Note) -> list[WriteCall]:
-        """Return the calls that made `note` what it is: its own, and the updates by later notes."""
+        """Return the calls that made `note` what it is: its own, and the updates by later notes.
+
+        What its own arrival changed in others is not among them.
+        """
         writers = {entry.by for entry in note.history}
+        start = clip(note.content, _RECOGNISED_BY).removesuffix(" […]")
         return [
             call
             for call in self.calls
-            if call.note_id == note.id
-            or (call.step == "update_neighbours" and call.note_id in writers)
+            if (
+                call.note_id == note.id
+                if call.step != "update_neighbours"
+                else call.note_id in writers and start in str(call.inputs["neighbours"])
+            )
         ]
 
 
 class MemoryBuilds:
     """Builds memories, kept by fingerprint: write predictors, model, embedder, policy, text.
+
+    Each write call is kept as well (see `amem_dspy.optimize.remembered`), so that a build repeats
+    none that another one made, in whatever run or process.
 
     Args:
         embedder: As in `AgenticMemory`.
@@ -109,12 +125,11 @@ class MemoryBuilds:
         self, program: MemoryProgram, conversation: Conversation, lm: dspy.BaseLM
     ) -> str:
         """Return the hash of all that the written memory depends on."""
-        state = program.dump_state()
-        own = {step: getattr(program, step).lm for step in WRITE_STEPS}
+        running = {step: getattr(program, step) for step in write_steps(self.policy)}
         parts = {
             "format": FORMAT,
-            "write": {step: _prompt_state(state[step]) for step in WRITE_STEPS},
-            "model": _model_state(lm),
+            "write": {step: prompt_state(one) for step, one in running.items()},
+            "models": {step: model_state(one.lm or lm) for step, one in running.items()},
             "embedder": self.embedder.id,
             "policy": self.policy.values(),
             "wave": self.wave,
@@ -123,10 +138,7 @@ class MemoryBuilds:
             ],
             "conversation": conversation.id,
         }
-        if any(own.values()):
-            parts["own models"] = {step: _model_state(own[step] or lm) for step in WRITE_STEPS}
-        text = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return state_hash(parts)[:32]
 
     def get(self, program: MemoryProgram, conversation: Conversation) -> Build:
         """Return the memory of the conversation as this program writes it, built at most once.
@@ -136,13 +148,22 @@ class MemoryBuilds:
         """
         lm = resolve_lm(None)
         key = self.fingerprint(program, conversation, lm)
+        home = self.folder / key
+        if not home.exists():
+            with self._building(key):
+                if not home.exists():
+                    self._build(program, conversation, lm, home)
+        return Build(home / "store", _load_calls(home / "calls.json"))
+
+    @contextmanager
+    def _building(self, key: str) -> Iterator[None]:
+        """Let one thread of one process build; the others wait for what it makes."""
+        locks = self.folder / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
         with self._guard:
             lock = self._locks[key]
-        with lock:
-            home = self.folder / key
-            if not home.exists():
-                self._build(program, conversation, lm, home)
-        return Build(home / "store", _load_calls(home / "calls.json"))
+        with lock, FileLock(locks / key):
+            yield
 
     def open(self, program: MemoryProgram, build: Build) -> AgenticMemory:
         """Return the memory of a build, read and asked with `program`."""
@@ -163,24 +184,29 @@ class MemoryBuilds:
     def _build(
         self, program: MemoryProgram, conversation: Conversation, lm: dspy.BaseLM, home: Path
     ) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="building-", dir=self.folder))
+        work = home.with_name(f"building-{home.name}")
+        # Of a process that was killed; nobody else is at it, as the lock is held.
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
         calls: list[WriteCall] = []
 
         def heard(note_id: str, step: str, inputs: Mapping[str, Any], made: Any) -> None:
-            call = WriteCall(note_id=note_id, step=step, inputs=dict(inputs), outputs=_plain(made))
-            calls.append(call)
+            outputs = plain_outputs(made)
+            calls.append(
+                WriteCall(note_id=note_id, step=step, inputs=dict(inputs), outputs=outputs)
+            )
 
+        writing = remembering(program, CallStore(self.folder / "calls"))
         try:
             # The trace of the question that happens to come first must not hold the whole build.
             with (
                 dspy.context(lm=lm, trace=None),
-                self._memory(program, work / "store", heard) as memory,
+                self._memory(writing, work / "store", heard) as memory,
             ):
                 self._ingest(memory, conversation)
             text = TypeAdapter(list[WriteCall]).dump_json(calls)
             (work / "calls.json").write_bytes(text)
-            _move(work, home)
+            work.rename(home)
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -196,6 +222,16 @@ class MemoryBuilds:
         memory.add_many(turn_items(conversation), wave=self.wave, progress=stored)
 
 
+def write_steps(policy: EvolutionPolicy) -> list[str]:
+    """Return the steps of the write path that a policy runs."""
+    runs = {
+        "construct_note": policy.construct,
+        "decide_links": policy.link,
+        "update_neighbours": policy.link and policy.evolve,
+    }
+    return [step for step, wanted in runs.items() if wanted]
+
+
 def turn_items(conversation: Conversation) -> list[dict[str, Any]]:
     """Return the turns for `add_many`, with source `conv-26/D1:3` and thread `conv-26/1`."""
     return [
@@ -207,27 +243,6 @@ def turn_items(conversation: Conversation) -> list[dict[str, Any]]:
         }
         for turn in conversation.turns
     ]
-
-
-def _prompt_state(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: state[name] for name in ("demos", "signature")}
-
-
-def _model_state(lm: dspy.BaseLM) -> list[Any]:
-    return [lm.model, {k: v for k, v in lm.kwargs.items() if k not in _NOT_IN_FINGERPRINT}]
-
-
-def _plain(outputs: Any) -> dict[str, Any]:
-    return dict(TypeAdapter(dict[str, Any]).dump_python(dict(outputs), mode="json"))
-
-
-def _move(work: Path, home: Path) -> None:
-    """Put a finished build into place; another process may have been first with the same one."""
-    try:
-        work.rename(home)
-    except OSError:
-        if not home.exists():
-            raise
 
 
 def _load_calls(path: Path) -> tuple[WriteCall, ...]:

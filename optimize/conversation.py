@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby, pairwise
 from typing import Final, Literal, get_args
 
 from amem_dspy.errors import InvalidInputError
@@ -142,8 +143,21 @@ class Conversation:
 
     @property
     def span(self) -> str:
-        """First and last turn id, as `D1:1..D3:12`."""
-        return f"{self.turns[0].id}..{self.turns[-1].id}" if self.turns else ""
+        """First and last turn id of each stretch, as `D1:1..D3:12` or `D1:1..D2:9+D7:3..D7:20`."""
+        order = sorted(self.report.session_order) or range(len(self.turns) + 1)
+        after = dict(pairwise(order))
+        stretches: list[tuple[Turn, Turn]] = []
+        for run in self.runs():
+            follows = stretches and after.get(stretches[-1][1].session) == run[0].session
+            if follows and run[0].id.endswith((":1", ":01")):
+                stretches[-1] = (stretches[-1][0], run[-1])
+            else:
+                stretches.append((run[0], run[-1]))
+        return "+".join(f"{first.id}..{last.id}" for first, last in stretches)
+
+    def runs(self) -> list[list[Turn]]:
+        """Return the turns by session."""
+        return [list(said) for _, said in groupby(self.turns, key=lambda turn: turn.session)]
 
 
 def window(conversation: Conversation, *, max_turns: int, start_session: int = 1) -> Conversation:
@@ -161,12 +175,3 @@ def window(conversation: Conversation, *, max_turns: int, start_session: int = 1
     inside = {turn.id for turn in turns}
     asked = (q for q in conversation.questions if q.evidence and inside.issuperset(q.evidence))
     return replace(conversation, turns=turns, questions=tuple(asked))
-
-
-def best_window(
-    conversation: Conversation, *, max_turns: int, categories: Sequence[int] = (1, 2, 3, 4)
-) -> Conversation:
-    """Return the window with the most questions of `categories`; of equals, the earliest."""
-    starts = sorted({turn.session for turn in conversation.turns})
-    windows = [window(conversation, max_turns=max_turns, start_session=s) for s in starts]
-    return max(windows, key=lambda w: sum(q.category in categories for q in w.questions))

@@ -1,4 +1,4 @@
-"""Question answering measured: one record per question, tables, and intervals."""
+"""Question answering measured: one record per question, as it comes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,32 @@ import dspy
 from pydantic import BaseModel, ConfigDict
 
 from amem_dspy.errors import ModelError
-from amem_dspy.optimize.conversation import CATEGORY_NAMES, Conversation
-from amem_dspy.optimize.qa import ConversationQA, evidence_recall, qa_examples
-from amem_dspy.optimize.score import (
-    bootstrap_interval,
-    locomo_f1,
-    macro_interval,
-    paired_interval,
-    paper_scores,
-)
+from amem_dspy.optimize.conversation import Conversation
+from amem_dspy.optimize.interval import Interval, Place
+from amem_dspy.optimize.qa import ConversationQA, evidence_recall, is_refusal, qa_examples
+from amem_dspy.optimize.score import locomo_f1, paper_scores
+from amem_dspy.optimize.table import Row, by_conversation, compare, rows, share
 
 MAX_FAILED_IN_A_ROW = 3
+TOKENS = ("prompt_tokens", "completion_tokens")
 
 
 class QuestionRecord(BaseModel):
     """What came of one question.
 
     Attributes:
+        conversation: Its id.
+        window: The stretches of it that were the memory.
         paper: The scores of the A-MEM paper's evaluation, by name.
         evidence_recall: Share of the evidence turns among `retrieved`; None without evidence.
+        shown_share: Of all notes, those shown to the answerer.
+        shown_tokens: Of the text shown to the answerer, by the embedder's tokenizer.
+        answer_words: Length of the answer.
+        refused: The answer holds an official refusal.
         failed: No reply of the model validated; scored 0 and counted.
-        error: The call itself failed (network, refusal); not scored.
+        error: The call itself failed (network, wrong key); not scored.
+        calls: Requests that reached a model, those of the build included where it came first.
+        tokens: Theirs, in and out.
         seconds: Wall time, the building of the memory included where this question came first.
     """
 
@@ -42,6 +47,7 @@ class QuestionRecord(BaseModel):
 
     question_id: str
     conversation: str
+    window: str
     category: int
     prediction: str | None
     gold: str | None
@@ -50,28 +56,29 @@ class QuestionRecord(BaseModel):
     retrieved: list[str]
     evidence_recall: float | None
     shown_share: float | None
+    shown_tokens: int | None
+    answer_words: int
+    refused: bool
     failed: bool
     error: str | None
+    calls: int
+    tokens: int
     seconds: float
 
+    @property
+    def place(self) -> Place:
+        """Conversation and window."""
+        return self.conversation, self.window
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: a category or a mean over several.
+    @property
+    def official(self) -> float:
+        """The official LoCoMo F1, 0 where there is none."""
+        return self.locomo_f1 or 0.0
 
-    Attributes:
-        f1: Mean official LoCoMo F1, percent.
-        interval: Its 95 % bootstrap interval, percent.
-        paper_f1: Mean F1 of the A-MEM paper, percent.
-        recall: Mean evidence recall, percent, over the questions with evidence; None without any.
-    """
-
-    label: str
-    n: int
-    f1: float
-    interval: tuple[float, float]
-    paper_f1: float
-    recall: float | None
+    @property
+    def paper_f1(self) -> float:
+        """The F1 of the A-MEM paper, 0 where there is none."""
+        return (self.paper or {}).get("f1", 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,32 +92,22 @@ class Evaluation:
         """The records that have a score: those without an error of the call."""
         return [record for record in self.records if record.locomo_f1 is not None]
 
-    def by_conversation(self) -> dict[str, list[float]]:
-        """Return the official F1 of the scored questions by conversation, in [0, 1]."""
-        return _by_conversation(self.scored)
-
     def rows(self) -> list[Row]:
         """Return a row per category, then macro 1-4, micro 1-4 and, with category 5, micro all."""
-        categories = sorted({record.category for record in self.scored})
-        rows = [
-            _row(f"{c} {CATEGORY_NAMES[c]}", [r for r in self.scored if r.category == c])
-            for c in categories
-        ]
-        answerable = [record for record in self.scored if record.category != 5]
-        if answerable:
-            rows += [_macro(answerable), _row("micro 1-4", answerable)]
-        if 5 in categories:
-            rows.append(_row("micro all", self.scored))
-        return rows
+        return rows(self.scored)
 
     def summary(self) -> dict[str, Any]:
-        """Return the rows and the counts as plain values."""
-        shares = [record.shown_share for record in self.scored if record.shown_share is not None]
+        """Return the rows, what stands beside them, and the counts as plain values."""
+        scored = self.scored
         return {
             "questions": len(self.records),
             "errors": sum(record.error is not None for record in self.records),
             "failed": sum(record.failed for record in self.records),
-            "shown_share": sum(shares) / len(shares) if shares else None,
+            "refusal_rate": share(scored, "refused"),
+            "answer_words": share(scored, "answer_words"),
+            "shown_tokens": share(scored, "shown_tokens"),
+            "shown_share": share(scored, "shown_share"),
+            "conversations": by_conversation(scored),
             "rows": [row.__dict__ for row in self.rows()],
         }
 
@@ -122,6 +119,7 @@ def evaluate(
     categories: Sequence[int] = (1, 2, 3, 4),
     limit: int | None = None,
     threads: int = 1,
+    failures_allowed: int = MAX_FAILED_IN_A_ROW - 1,
     on_record: Callable[[QuestionRecord], None] | None = None,
 ) -> Evaluation:
     """Ask every question of these categories and score it.
@@ -129,10 +127,11 @@ def evaluate(
     Args:
         limit: Most questions per conversation, the first ones.
         threads: Questions at a time.
+        failures_allowed: Questions in a row whose call may fail; one more ends the run.
         on_record: Called with each record, in order, as soon as it is there.
 
     Raises:
-        ModelError: `MAX_FAILED_IN_A_ROW` questions failed one after the other: the model is gone.
+        ModelError: Too many questions failed one after the other: the model is gone.
     """
     examples = list(_limited(qa_examples(conversations, categories=categories), limit))
     records: list[QuestionRecord] = []
@@ -143,7 +142,7 @@ def evaluate(
             for future in running:
                 record, error = future.result()
                 failures = [*failures, error] if error else []
-                if len(failures) >= MAX_FAILED_IN_A_ROW:
+                if len(failures) > failures_allowed:
                     raise failures[-1]
                 records.append(record)
                 if on_record:
@@ -155,20 +154,10 @@ def evaluate(
     return Evaluation(tuple(records))
 
 
-def difference(before: Evaluation, after: Evaluation) -> tuple[float, tuple[float, float]]:
+def difference(before: Evaluation, after: Evaluation) -> tuple[float, Interval]:
     """Return the paired mean change of the official F1 and its 95 % interval, percent points."""
-    old = {record.question_id: record for record in before.scored}
-    both = [record for record in after.scored if record.question_id in old]
-    first: dict[str, list[float]] = defaultdict(list)
-    second: dict[str, list[float]] = defaultdict(list)
-    for record in both:
-        first[record.conversation].append(old[record.question_id].locomo_f1 or 0.0)
-        second[record.conversation].append(record.locomo_f1 or 0.0)
-    change = _mean([r.locomo_f1 for r in both]) - _mean(
-        [old[r.question_id].locomo_f1 for r in both]
-    )
-    low, high = paired_interval(first, second)
-    return 100 * change, (100 * low, 100 * high)
+    made = compare(before.scored, after.scored)
+    return made.change, made.interval
 
 
 def _limited(examples: Iterable[dspy.Example], limit: int | None) -> Iterator[dspy.Example]:
@@ -181,70 +170,43 @@ def _limited(examples: Iterable[dspy.Example], limit: int | None) -> Iterator[ds
 
 def _ask(qa: ConversationQA, example: dspy.Example) -> tuple[QuestionRecord, Exception | None]:
     started = time.perf_counter()
-    try:
-        made = qa(**example.inputs())
-    except ModelError as error:
-        return _record(example, None, started, f"{type(error).__name__}: {error}"), error
-    return _record(example, made, started, None), None
-
-
-def _record(
-    example: dspy.Example, made: dspy.Prediction | None, started: float, error: str | None
-) -> QuestionRecord:
-    answer = made.answer if made else None
-    return QuestionRecord(
+    with dspy.track_usage() as tracker:
+        try:
+            made, error = qa(**example.inputs()), None
+        except ModelError as failure:
+            made, error = None, failure
+    used = [entry for listed in tracker.usage_data.values() for entry in listed]
+    record = QuestionRecord(
         question_id=example.question_id,
         conversation=example.conversation.id,
+        window=example.conversation.span,
         category=example.category,
-        prediction=answer,
         gold=example.answer,
-        locomo_f1=None if made is None else locomo_f1(answer, example.answer, example.category),
-        paper=None if made is None else paper_scores(answer, example.answer),
-        retrieved=made.retrieved if made else [],
-        evidence_recall=evidence_recall(made.retrieved, example.evidence) if made else None,
-        shown_share=made.shown_share if made else None,
-        failed=bool(made and made.failed),
-        error=error,
+        **(_nothing(error) if made is None else _scores(example, made)),
+        calls=len(used),
+        tokens=sum(int(entry.get(key) or 0) for entry in used for key in TOKENS),
         seconds=round(time.perf_counter() - started, 3),
     )
+    return record, error
 
 
-def _by_conversation(records: Iterable[QuestionRecord]) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        groups[record.conversation].append(record.locomo_f1 or 0.0)
-    return dict(groups)
+def _scores(example: dspy.Example, made: dspy.Prediction) -> dict[str, Any]:
+    return {
+        "prediction": made.answer,
+        "locomo_f1": locomo_f1(made.answer, example.answer, example.category),
+        "paper": paper_scores(made.answer, example.answer),
+        "retrieved": made.retrieved,
+        "evidence_recall": evidence_recall(made.retrieved, example.evidence),
+        "shown_share": made.shown_share,
+        "shown_tokens": made.shown_tokens,
+        "answer_words": len(made.answer.split()),
+        "refused": is_refusal(made.answer),
+        "failed": made.failed,
+        "error": None,
+    }
 
 
-def _row(label: str, records: Sequence[QuestionRecord]) -> Row:
-    low, high = bootstrap_interval(_by_conversation(records))
-    recalls = [r.evidence_recall for r in records if r.evidence_recall is not None]
-    return Row(
-        label=label,
-        n=len(records),
-        f1=100 * _mean([r.locomo_f1 for r in records]),
-        interval=(100 * low, 100 * high),
-        paper_f1=100 * _mean([(r.paper or {}).get("f1") for r in records]),
-        recall=100 * _mean(recalls) if recalls else None,
-    )
-
-
-def _macro(records: Sequence[QuestionRecord]) -> Row:
-    """Return the mean over the categories, each with the same weight."""
-    categories = sorted({record.category for record in records})
-    parts = [[record for record in records if record.category == c] for c in categories]
-    rows = [_row("", part) for part in parts]
-    low, high = macro_interval([_by_conversation(part) for part in parts])
-    recalls = [row.recall for row in rows if row.recall is not None]
-    return Row(
-        label="macro 1-4",
-        n=len(records),
-        f1=_mean([row.f1 for row in rows]),
-        interval=(100 * low, 100 * high),
-        paper_f1=_mean([row.paper_f1 for row in rows]),
-        recall=_mean(recalls) if recalls else None,
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    return sum(value or 0.0 for value in values) / len(values) if values else 0.0
+def _nothing(error: Exception | None) -> dict[str, Any]:
+    unknown = ("prediction", "locomo_f1", "paper", "evidence_recall", "shown_share", "shown_tokens")
+    blank = {"retrieved": [], "answer_words": 0, "refused": False, "failed": False}
+    return {**dict.fromkeys(unknown), **blank, "error": f"{type(error).__name__}: {error}"}

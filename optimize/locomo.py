@@ -25,7 +25,6 @@ from amem_dspy.optimize.conversation import (
     OddityKind,
     Question,
     Turn,
-    best_window,
     window,
 )
 from amem_dspy.optimize.locomo_layout import (
@@ -46,7 +45,6 @@ __all__ = [
     "OddityKind",
     "Question",
     "Turn",
-    "best_window",
     "bundled_conversations",
     "data_hash",
     "load_locomo",

@@ -1,4 +1,4 @@
-"""Scores of answers (official LoCoMo and A-MEM paper) and bootstrap intervals of their means.
+"""Scores of answers: official LoCoMo and A-MEM paper.
 
 The two F1 are different measures: a number without the name of its variant means nothing.
 """
@@ -8,12 +8,8 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from amem_dspy.errors import InvalidInputError
 
@@ -21,15 +17,12 @@ REFUSAL: Final = "No information available"
 """The reply that category 5 counts as right, in the words of the official evaluation."""
 
 PAPER_SCORES: Final = ("exact_match", "f1", "bleu1", "rouge2_f", "rougeL_f")
-CLUSTERS_FROM: Final = 6
-"""From this number of groups on, whole groups are resampled."""
 
 _REFUSALS = (REFUSAL.lower(), "not mentioned")
 _ARTICLES = re.compile(r"\b(a|an|the|and)\b")
 _DROP_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _DOTS_TO_SPACES = str.maketrans(".,!?", "    ")
 _Answer = str | int | None
-_Floats = NDArray[np.float64]
 
 
 def locomo_f1(prediction: _Answer, answer: _Answer, category: int) -> float:
@@ -69,101 +62,6 @@ def paper_scores(prediction: _Answer, answer: _Answer) -> dict[str, float]:
         "rouge2_f": float(rouge["rouge2"].fmeasure),
         "rougeL_f": float(rouge["rougeL"].fmeasure),
     }
-
-
-def bootstrap_interval(
-    groups: Mapping[str, Sequence[float]],
-    *,
-    seed: int = 0,
-    samples: int = 2000,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """Return a percentile bootstrap interval of the mean over all questions (micro mean).
-
-    From six groups on, whole groups are drawn (questions of one conversation or window are not
-    independent). With fewer, questions are drawn within each group: the interval then speaks
-    about these groups only.
-
-    Args:
-        groups: Scores of the questions by conversation or window; empty groups are left out.
-        seed: Same seed and scores, same interval; the order of the groups does not matter.
-        samples: Number of resamples.
-        level: Share of resampled means inside the interval, in (0, 1).
-    """
-    arrays = [
-        np.asarray(groups[key], dtype=np.float64) for key in sorted(groups) if len(groups[key])
-    ]
-    if not arrays:
-        raise InvalidInputError("an interval needs at least one score")
-    means = _resampled_means(arrays, np.random.default_rng(seed), samples)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def macro_interval(
-    categories: Sequence[Mapping[str, Sequence[float]]],
-    *,
-    seed: int = 0,
-    samples: int = 2000,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """Return the interval of the mean over categories, each with the same weight (macro mean).
-
-    Each category holds scores by conversation or window; method as in `bootstrap_interval`, so
-    that from six groups on a drawn conversation brings its questions of every category.
-    """
-    rng = np.random.default_rng(seed)
-    keys = sorted({key for category in categories for key in category})
-    if len(keys) >= CLUSTERS_FROM:
-        picks = rng.integers(len(keys), size=(samples, len(keys)))
-        means = [_cluster_means([c.get(key, ()) for key in keys], picks) for c in categories]
-    else:
-        arrays = [[np.asarray(c[key], dtype=np.float64) for key in sorted(c)] for c in categories]
-        means = [_resampled_means(scores, rng, samples) for scores in arrays]
-    # A resample may hold no question of a category.
-    low, high = np.quantile(np.nanmean(np.stack(means), axis=0), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def paired_interval(
-    before: Mapping[str, Sequence[float]],
-    after: Mapping[str, Sequence[float]],
-    *,
-    seed: int = 0,
-    samples: int = 2000,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """Return the interval of the mean change `after - before`, question by question.
-
-    Both hold the same questions in the same order; method as in `bootstrap_interval`.
-    """
-    if {key: len(scores) for key, scores in before.items()} != {
-        key: len(scores) for key, scores in after.items()
-    }:
-        raise InvalidInputError("a paired interval needs the same questions before and after")
-    changes = {
-        key: [new - old for old, new in zip(scores, after[key], strict=True)]
-        for key, scores in before.items()
-    }
-    return bootstrap_interval(changes, seed=seed, samples=samples, level=level)
-
-
-def _resampled_means(arrays: list[_Floats], rng: np.random.Generator, samples: int) -> _Floats:
-    """Return micro means of resamples, (samples,) float64."""
-    if len(arrays) >= CLUSTERS_FROM:
-        return _cluster_means(arrays, rng.integers(len(arrays), size=(samples, len(arrays))))
-    drawn = [scores[rng.integers(scores.size, size=(samples, scores.size))] for scores in arrays]
-    stratified: _Floats = np.concatenate(drawn, axis=1).mean(axis=1)
-    return stratified
-
-
-def _cluster_means(groups: Sequence[Any], picks: NDArray[np.int64]) -> _Floats:
-    """Return micro means of the picked groups, (samples,) float64; NaN where all are empty."""
-    totals = np.array([np.sum(scores) for scores in groups], dtype=np.float64)
-    sizes = np.array([len(scores) for scores in groups])
-    with np.errstate(invalid="ignore"):
-        clustered: _Floats = totals[picks].sum(axis=1) / sizes[picks].sum(axis=1)
-    return clustered
 
 
 def _text(value: _Answer) -> str:

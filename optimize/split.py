@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amem_dspy.errors import InvalidInputError
-from amem_dspy.optimize.conversation import Conversation, best_window
+from amem_dspy.optimize.conversation import Conversation
 from amem_dspy.optimize.locomo import SPLITS
+from amem_dspy.optimize.windows import evidence_windows
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ def split_conversations(
     dev: Sequence[str] = (),
     test: Sequence[str] = (),
     max_turns: int | None = None,
+    windows: int = 1,
+    seed: int = 0,
     categories: Sequence[int] = (1, 2, 3, 4),
 ) -> Split:
     """Return the parts, named by conversation id.
@@ -39,8 +42,11 @@ def split_conversations(
     conversations are dev and test and all before them train.
 
     Args:
-        max_turns: Take of each conversation the window of at most so many turns that holds the most
-            questions of `categories`; None for whole conversations.
+        max_turns: Take of each conversation evidence windows of at most so many turns (see
+            `evidence_windows`); None for whole conversations.
+        windows: Windows of a conversation, at most.
+        seed: Of the windows.
+        categories: Of the windows' questions.
 
     Raises:
         InvalidInputError: An id is unknown, in two parts, or a part that is needed is empty.
@@ -55,7 +61,13 @@ def split_conversations(
         chosen = [known[key] for key in ids]
         if max_turns is None:
             return tuple(chosen)
-        return tuple(best_window(c, max_turns=max_turns, categories=categories) for c in chosen)
+        return tuple(
+            cut
+            for one in chosen
+            for cut in evidence_windows(
+                one, turns=max_turns, count=windows, seed=seed, categories=categories
+            )
+        )
 
     return Split(*(part(wanted[name]) for name in ("train", "dev", "test")))
 

@@ -144,6 +144,19 @@ def make_lm() -> Callable[..., tuple[dspy.LM, ScriptedEngine]]:
 
 
 @pytest.fixture
+def request_lm() -> Callable[[Callable[[Request], Reply]], tuple[dspy.LM, ScriptedEngine]]:
+    """Make a model whose replies may depend on the whole request: instructions, demos, settings."""
+
+    def make(reply: Callable[[Request], Reply]) -> tuple[dspy.LM, ScriptedEngine]:
+        engines: list[ScriptedEngine] = []
+        lm, engine = scripted_lm(lambda *_: reply(engines[0].requests[-1]))
+        engines.append(engine)
+        return lm, engine
+
+    return make
+
+
+@pytest.fixture
 def embedder() -> LetterEmbedder:
     return LetterEmbedder()
 

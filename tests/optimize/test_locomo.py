@@ -21,7 +21,6 @@ from amem_dspy.optimize.locomo import (
     LoadReport,
     Question,
     Turn,
-    best_window,
     bundled_conversations,
     data_hash,
     load_locomo,
@@ -365,15 +364,6 @@ def test_window_without_turns_is_refused(turns: int, start: int) -> None:
         window(TALK, max_turns=turns, start_session=start)
 
 
-def test_best_window_has_the_most_questions_of_the_categories() -> None:
-    assert best_window(TALK, max_turns=4).span == "D1:1..D2:1"
-    assert best_window(TALK, max_turns=4, categories=(5,)).span == "D4:1..D4:3"
-
-
-def test_best_window_takes_the_earliest_of_equals() -> None:
-    assert best_window(TALK, max_turns=3, categories=(4,)).span == "D1:1..D1:3"
-
-
 EVIDENCE = st.lists(st.one_of(st.sampled_from(["D1:1", "D2:1; D1:2", "D", "D2:03"]), st.text()))
 ANSWERS = st.one_of(st.text(), st.integers())
 QUESTIONS = st.lists(
@@ -430,8 +420,3 @@ def test_oddities_of_the_eight_conversations(eight: list[Conversation]) -> None:
 def test_only_odd_questions_of_the_eight_lack_evidence(eight: list[Conversation]) -> None:
     without = [q.id for c in eight for q in c.questions if not q.evidence]
     assert without == ["conv-26/q30", "conv-26/q46"]
-
-
-def test_best_windows_of_the_eight_hold_questions(eight: list[Conversation]) -> None:
-    cuts = [best_window(conversation, max_turns=60) for conversation in eight]
-    assert all(len(cut.turns) == 60 and len(cut.questions) >= 15 for cut in cuts)

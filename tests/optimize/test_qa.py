@@ -122,7 +122,7 @@ def test_half_built_memory_does_not_stay(
     qa = ConversationQA(embedder=embedder, cache=tmp_path)
     with using(lm), pytest.raises(ModelError):
         qa(**qa_examples(windows[:1])[0].inputs())
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("*/store"))
 
 
 def test_prompts_never_hold_gold_category_or_evidence(
@@ -281,10 +281,11 @@ def test_interrupt_keeps_the_best_so_far(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with using(lm), pytest.raises(KeyboardInterrupt):
-        compile_program(
+    with using(lm):
+        found = compile_program(
             ConversationQA(embedder=embedder), split, CompileOptions(), on_candidate=interrupt
         )
+    assert found.stopped == "interrupted" and len(found.candidates) == 1
 
 
 def test_dead_model_stops_before_anything_is_scored(
@@ -411,16 +412,16 @@ def test_two_threads_that_want_one_build_make_it_once(
         thread.join()
     assert steps(engine).count("ConstructNote") == len(windows[0].turns)
     assert len({build.uri for build in found}) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [found[0].uri.parent.name]
+    assert list(tmp_path.glob("*/store")) == [found[0].uri]
 
 
 def test_two_caches_in_one_folder_end_with_one_build(
     windows: list[Conversation], knowing: Any, using: Any, embedder: Any, tmp_path: Path
 ) -> None:
-    lm, _ = knowing
+    lm, engine = knowing
 
     def work() -> None:
-        # Two objects share no lock, like two processes.
+        # Two objects share no lock but that on disk, like two processes.
         with using(lm):
             builds = MemoryBuilds(embedder=embedder, cache=tmp_path)
             build = builds.get(MemoryProgram(), windows[0])
@@ -431,7 +432,8 @@ def test_two_caches_in_one_folder_end_with_one_build(
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.glob("*/store"))) == 1
+    assert steps(engine).count("ConstructNote") == len(windows[0].turns)
 
 
 def test_fingerprint_knows_the_model_that_writes(
@@ -537,6 +539,7 @@ def record(conversation: str, category: int, f1: float, number: int) -> Question
     return QuestionRecord(
         question_id=f"{conversation}/q{number}",
         conversation=conversation,
+        window="",
         category=category,
         prediction="x",
         gold="y",
@@ -545,8 +548,13 @@ def record(conversation: str, category: int, f1: float, number: int) -> Question
         retrieved=[],
         evidence_recall=f1,
         shown_share=0.1,
+        shown_tokens=9,
+        answer_words=1,
+        refused=False,
         failed=False,
         error=None,
+        calls=2,
+        tokens=26,
         seconds=0.1,
     )
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from amem_dspy.errors import InvalidInputError
 from amem_dspy.optimize.score import (
     REFUSAL,
-    bootstrap_interval,
     locomo_f1,
-    paired_interval,
     paper_scores,
 )
 
@@ -156,60 +154,3 @@ def test_order_of_tokens_does_not_matter(
     score = locomo_f1(" ".join(reply), " ".join(gold), category)
     assert locomo_f1(" ".join(mixed), " ".join(gold), category) == score
     assert locomo_f1(" ".join(gold), " ".join(reply), category) == pytest.approx(score)
-
-
-FEW = {"a": [0.0, 1.0] * 20, "b": [0.1 * n for n in range(10)]}
-MANY = {str(n): [float(n % 2)] * 10 for n in range(8)}
-
-
-@pytest.mark.parametrize("groups", [FEW, MANY])
-def test_interval_holds_the_micro_mean(groups: dict[str, list[float]]) -> None:
-    scores = [score for group in groups.values() for score in group]
-    low, high = bootstrap_interval(groups)
-    assert low < sum(scores) / len(scores) < high
-
-
-def test_interval_repeats_with_its_seed_and_in_any_order() -> None:
-    backwards = dict(reversed(FEW.items()))
-    few = bootstrap_interval(FEW, seed=3, samples=50)
-    assert few == bootstrap_interval(backwards, seed=3, samples=50)
-    assert few != bootstrap_interval(FEW, seed=4, samples=50)
-
-
-def test_few_groups_are_resampled_within() -> None:
-    assert bootstrap_interval({str(n): [float(n % 2)] * 10 for n in range(5)}) == (0.4, 0.4)
-
-
-def test_six_groups_are_resampled_whole() -> None:
-    low, high = bootstrap_interval({str(n): [float(n % 2)] * 10 for n in range(6)})
-    assert low <= 0.2
-    assert high >= 0.8
-
-
-def test_interval_has_the_width_of_theory() -> None:
-    low, high = bootstrap_interval({"a": [0.0, 1.0] * 200}, samples=4000)
-    assert high - low == pytest.approx(2 * 1.96 * 0.5 / 400**0.5, rel=0.1)
-    narrow = bootstrap_interval({"a": [0.0, 1.0] * 200}, level=0.5)
-    assert narrow[1] - narrow[0] == pytest.approx(2 * 0.674 * 0.5 / 400**0.5, rel=0.15)
-
-
-def test_large_groups_weigh_more() -> None:
-    low, high = bootstrap_interval({"a": [1.0] * 90, "b": [0.0] * 10, "empty": []})
-    assert (low, high) == (0.9, 0.9)
-
-
-def test_interval_of_nothing_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="at least one score"):
-        bootstrap_interval({"a": []})
-
-
-def test_pairing_removes_what_both_share() -> None:
-    after = {key: [score + 0.25 for score in scores] for key, scores in FEW.items()}
-    assert paired_interval(FEW, after) == pytest.approx((0.25, 0.25))
-    assert paired_interval(after, FEW) == pytest.approx((-0.25, -0.25))
-
-
-@pytest.mark.parametrize("after", [{"a": [1.0]}, {"a": [1.0], "b": [1.0, 2.0]}, {}])
-def test_pairing_needs_the_same_questions(after: dict[str, list[float]]) -> None:
-    with pytest.raises(InvalidInputError, match="same questions"):
-        paired_interval({"a": [1.0], "b": [1.0]}, after)
