@@ -10,7 +10,7 @@ __all__ = ["app"]
 
 # Each module registers its commands when it is imported.
 for _module in (
-    *("change", "demo", "doctor", "exchange", "ingest", "notes"),
+    *("arms", "change", "compile", "demo", "doctor", "exchange", "ingest", "notes", "programs"),
     *("reindex", "search", "snapshot", "study"),
 ):
     importlib.import_module(f"amem_dspy.cli.{_module}")

@@ -22,7 +22,7 @@ from amem_dspy.redaction import redacted
 ORDER = (
     *("demo", "add", "ingest", "search", "ask", "list", "show", "history", "undo", "update"),
     *("delete", "repair", "stats", "export", "import", "snapshot", "snapshots", "restore"),
-    *("doctor", "reindex", "compile", "evaluate"),
+    *("doctor", "reindex", "compile", "program", "evaluate", "study"),
 )
 PANEL = "Global options (before or after the command)"
 
@@ -143,9 +143,12 @@ def _start(ctx: typer.Context, **given: Any) -> None:
 
 
 def command(
-    name: str, *, example: str, panel: str
+    name: str, *, example: str, panel: str, group: typer.Typer | None = None
 ) -> Callable[[Callable[..., Reply]], Callable[..., Reply]]:
-    """Register a function as a command; it gets a session first, and its own options."""
+    """Register a function as a command; it gets a session first, and its own options.
+
+    In a `group` the last word of the name is the command's.
+    """
 
     def register(body: Callable[..., Reply]) -> Callable[..., Reply]:
         def run(ctx: typer.Context, **values: Any) -> None:
@@ -156,10 +159,26 @@ def command(
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
         _declare(run, [_CONTEXT, *own, *_GLOBALS])
         text = f"{inspect.cleandoc(body.__doc__ or '')}\n\n{_example(example)}"
-        app.command(name, help=text, rich_help_panel=panel)(run)
+        home, last = group or app, name.rsplit(" ", 1)[-1]
+        home.command(last, help=text, rich_help_panel=panel)(run)
         return body
 
     return register
+
+
+def command_group(name: str, *, about: str, example: str, panel: str) -> typer.Typer:
+    """Return a new group of commands, for the `group` of `command`; it takes the global options."""
+
+    def start(ctx: typer.Context, **given: Any) -> None:
+        ctx.obj = ctx.obj.overridden(_global_values(given))
+
+    _declare(start, [_CONTEXT, *_GLOBALS])
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, context_settings=app.info.context_settings
+    )
+    group.callback(help=f"{about}\n\n{_example(example)}")(start)
+    app.add_typer(group, name=name, rich_help_panel=panel)
+    return group
 
 
 def _example(line: str) -> str:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amem_dspy.cli.bench import seconds_text, turns
+import dspy
+
+from amem_dspy.cli.bench import seconds_text
 from amem_dspy.cli.report import comparison
 from amem_dspy.errors import BudgetSpentError
 from amem_dspy.optimize.compile import (
@@ -19,28 +21,41 @@ from amem_dspy.optimize.compile import (
     provenance,
 )
 from amem_dspy.optimize.conversation import Conversation
+from amem_dspy.optimize.estimate import estimate
 from amem_dspy.optimize.evaluation import Evaluation, evaluate
+from amem_dspy.optimize.journal import Journal
+from amem_dspy.optimize.ledger import state_key
 from amem_dspy.optimize.qa import ConversationQA, qa_examples
 from amem_dspy.optimize.split import Split
 from amem_dspy.program import MemoryProgram, resolve_program
-
-# A note costs construct, links and, where something changes, updates; a question costs rewrite
-# and answer.
-CALLS_A_NOTE = 3
-CALLS_A_QUESTION = 2
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a compile works on and with."""
+    """What a compile works on and with.
+
+    Attributes:
+        teacher: A program's file, or its name.
+        teacher_lm: The model that makes demos.
+        reflection_lm: The model that proposes instructions.
+        journal: Of a run that can be resumed.
+    """
 
     qa: ConversationQA
     split: Split
     options: CompileOptions
     data_hash: str
     teacher: str | None = None
+    teacher_lm: dspy.BaseLM | None = None
+    reflection_lm: dspy.BaseLM | None = None
+    journal: Journal | None = None
+
+    @property
+    def replayed(self) -> int:
+        """Replies that an earlier start of the run had paid for."""
+        return self.journal.replayed if self.journal else 0
 
 
 @dataclass(frozen=True)
@@ -60,17 +75,7 @@ class Result:
 
 def estimate_line(study: Study) -> str:
     """Return what the search will cost at most."""
-    split, options = study.split, study.options
-    dev, train = questions(split.dev, options), questions(split.train, options)
-    candidates = len(options.seeds())
-    notes = turns(split.train) * (candidates > 1) + turns(split.dev) * candidates
-    asked = dev * candidates + train * (candidates - 1)
-    tests, test_notes = 2 * questions(split.test, options), 2 * turns(split.test)
-    calls = CALLS_A_NOTE * (notes + test_notes) + CALLS_A_QUESTION * (asked + tests)
-    return (
-        f"{candidates} candidates; at most {notes + test_notes} notes to write and {asked + tests} "
-        f"questions to answer: up to about {calls} model calls (what is cached costs nothing)"
-    )
+    return next(estimate(study.qa, study.split, study.options).lines())
 
 
 def questions(part: tuple[Conversation, ...], options: CompileOptions) -> int:
@@ -95,7 +100,9 @@ def run(study: Study, out: Path, say: Say) -> Result:
         study.split,
         study.options,
         teacher=resolve_program(study.teacher) if study.teacher else None,
-        on_candidate=_teller(study.options, say),
+        teacher_lm=study.teacher_lm,
+        reflection_lm=study.reflection_lm,
+        on_candidate=_teller(study, say),
     )
     found: dict[str, Any] = {}
     if search.candidates:
@@ -108,18 +115,21 @@ def run(study: Study, out: Path, say: Say) -> Result:
 
 def candidate_line(candidate: Candidate) -> str:
     """Return what a candidate scored and cost."""
-    demos = sum(candidate.demos.values())
+    demos, written = sum(candidate.demos.values()), len(candidate.instructions)
+    instructions = f", {written} new instructions" if written else ""
     return (
-        f"{candidate.name}: dev F1 {candidate.score:.1f}, {demos} demos, {candidate.calls} calls, "
-        f"{seconds_text(candidate.seconds)}"
+        f"{candidate.name}: dev F1 {candidate.f1:.1f}, {demos} demos{instructions}, "
+        f"{candidate.calls} calls, {seconds_text(candidate.seconds)}"
     )
 
 
-def _teller(options: CompileOptions, say: Say) -> Callable[[Candidate, Search], None]:
+def _teller(study: Study, say: Say) -> Callable[[Candidate, Search], None]:
+    expected = estimate(study.qa, study.split, study.options).candidates
+
     def tell(candidate: Candidate, search: Search) -> None:
-        left = len(options.seeds()) - len(search.candidates)
+        left = max(0, (expected or 0) - len(search.candidates))
         spent = sum(one.seconds for one in search.candidates) / len(search.candidates)
-        rest = f"; {left} left, about {seconds_text(spent * left)}" if left else ""
+        rest = f"; at most {left} left, about {seconds_text(spent * left)}" if left else ""
         say(f"{candidate_line(candidate)} (best {search.best_score:.1f}){rest}")
 
     return tell
@@ -134,6 +144,8 @@ def _save(study: Study, search: Search, out: Path, found: dict[str, Any]) -> Non
     program = search.best.deepcopy()
     made = provenance(study.qa, study.split, study.options, search, data_hash=study.data_hash)
     made["teacher"] = study.teacher
+    made["teacher_model"] = study.teacher_lm and study.teacher_lm.model
+    made["reflection_model"] = study.reflection_lm and study.reflection_lm.model
     program.provenance = {**made, "seed": study.options.seed, "scores": found}
     # Another name first: a stop in the middle must not leave half a program.
     work = out.with_name(f".{out.stem}.part.json")
@@ -143,14 +155,14 @@ def _save(study: Study, search: Search, out: Path, found: dict[str, Any]) -> Non
 
 def _score(study: Study, search: Search, found: dict[str, Any], say: Say) -> None:
     """Put before and after into `found`, dev first, as far as the budget goes."""
-    tuned = is_tuned(search.best)
+    tuned = state_key(search.best) != state_key(study.qa.memory)
     if not tuned:
         say(_untuned_line(search))
     try:
         for name, part in (("dev", study.split.dev), ("test", study.split.test)):
             if part and questions(part, study.options) and search.stopped is None:
                 say(f"scoring before and after on {name}")
-                before = _evaluated(study, MemoryProgram(), part)
+                before = _evaluated(study, study.qa.memory, part)
                 after = _evaluated(study, search.best, part) if tuned else before
                 found[name] = comparison(before, after)
     except BudgetSpentError as error:
@@ -167,20 +179,13 @@ def _untuned_line(search: Search) -> str:
             "no answer on the training part was right enough to learn from, so the untuned program "
             "was saved; a lower --threshold, more questions or a better model would help"
         )
-    return "no candidate was better on dev than the untuned program, which is what was saved"
-
-
-def is_tuned(program: MemoryProgram) -> bool:
-    """Return whether a program differs from the untuned one."""
-    state, plain = program.dump_state(), MemoryProgram().dump_state()
-    keys = ("demos", "signature")
-    return any(state[step][key] != plain[step][key] for step in plain for key in keys)
+    return "no candidate was better on dev than the program at the start, which is what was saved"
 
 
 def _dev_means(study: Study, search: Search) -> dict[str, Any]:
     """Return the means that the search itself measured, without intervals."""
     n = questions(study.split.dev, study.options)
-    before = {"n": n, "locomo_f1": search.candidates[0].score}
+    before = {"n": n, "locomo_f1": search.candidates[0].f1}
     return {"before": before, "after": {"n": n, "locomo_f1": search.best_score}}
 
 

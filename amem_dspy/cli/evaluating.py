@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,13 @@ import dspy
 from amem_dspy.cli.output import Bars
 from amem_dspy.cli.report import usage_data
 from amem_dspy.errors import DataError, InvalidInputError
+from amem_dspy.optimize.control import ANSWER_STEPS, prompts_hash
 from amem_dspy.optimize.conversation import Conversation
 from amem_dspy.optimize.evaluation import Evaluation, QuestionRecord, evaluate
 from amem_dspy.optimize.qa import ConversationQA, qa_examples
+from amem_dspy.optimize.remembered import WRITE_STEPS
 
+COST = ("calls", "tokens", "seconds")
 PACKAGES = ("amem-dspy", "dspy", "instructor", "lancedb")
 
 
@@ -28,8 +30,8 @@ class Plan:
 
     Attributes:
         data_hash: SHA-256 of the data file.
-        program_hash: SHA-256 of the program file; None for the untuned program.
         limit: Most questions a conversation.
+        window_seed: What drew the windows.
     """
 
     qa: ConversationQA
@@ -38,15 +40,18 @@ class Plan:
     limit: int | None
     threads: int
     data_hash: str
-    program_hash: str | None
+    window_seed: int = 0
 
     def manifest(self) -> dict[str, Any]:
         """Return all that the result depends on; the same inputs give the same manifest."""
         lm, builds = dspy.settings.lm, self.qa.builds
         return {
             "data_sha256": self.data_hash,
-            "program_sha256": self.program_hash,
-            "prompts_sha256": _hash(self.qa.memory.dump_state()),
+            "prompts": {
+                "memory": prompts_hash(self.qa.memory, WRITE_STEPS),
+                "answerer": prompts_hash(self.qa.memory, ANSWER_STEPS),
+            },
+            "window_seed": self.window_seed,
             "conversations": [f"{c.id} {c.span}" for c in self.conversations],
             "categories": list(self.categories),
             "limit": self.limit,
@@ -88,7 +93,7 @@ def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
         def write(record: QuestionRecord) -> None:
             nonlocal done
             done += 1
-            file.write(record.model_dump_json(exclude={"seconds"}) + "\n")
+            file.write(record.model_dump_json(exclude=set(COST)) + "\n")
             file.flush()
             bars.update("questions", done, total)
 
@@ -102,14 +107,9 @@ def run(plan: Plan, out: Path, bars: Bars) -> tuple[Evaluation, dict[str, Any]]:
         )
     _write_json(out / "summary.json", made.summary())
     usage = usage_data(plan.qa.builds.meter.steps())
-    seconds = {record.question_id: record.seconds for record in made.records}
-    _write_json(out / "cost.json", {"usage": usage, "seconds": seconds})
+    questions = {one.question_id: one.model_dump(include=set(COST)) for one in made.records}
+    _write_json(out / "cost.json", {"usage": usage, "questions": questions})
     return made, {**made.summary(), "usage": usage}
-
-
-def _hash(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write_manifest(out: Path, manifest: dict[str, Any]) -> None:

@@ -23,9 +23,10 @@ from amem_dspy.memory import AgenticMemory
 from amem_dspy.note import Note
 from amem_dspy.optimize.build import MemoryBuilds, sources, turn_items
 from amem_dspy.optimize.compile import CompileOptions
-from amem_dspy.optimize.conversation import Conversation, best_window, window
+from amem_dspy.optimize.conversation import Conversation, window
 from amem_dspy.optimize.qa import ConversationQA
 from amem_dspy.optimize.split import Split
+from amem_dspy.optimize.windows import evidence_windows
 from amem_dspy.program import STARTER
 from amem_dspy.usage import Meter
 
@@ -93,8 +94,8 @@ def run_demo(
     part = window(first, max_turns=options.turns)
     split = Split(
         (part,),
-        (best_window(second, max_turns=options.dev_turns),),
-        (best_window(third, max_turns=options.test_turns),),
+        tuple(evidence_windows(second, turns=options.dev_turns, count=1)),
+        tuple(evidence_windows(third, turns=options.test_turns, count=1)),
     )
     _introduce(say, lm, options)
     meter = Meter()

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
-from amem_dspy.optimize.evaluation import Evaluation, Row, difference
+from amem_dspy.optimize.evaluation import Evaluation
+from amem_dspy.optimize.table import compare, overall
 from amem_dspy.usage import StepUsage
 
-FEW_QUESTIONS = 20
 BYPASSED = 0.5
-
-
-def overall(evaluation: Evaluation) -> Row | None:
-    """Return the row over categories 1 to 4, else over all; None without a score."""
-    rows = {row.label: row for row in evaluation.rows()}
-    return rows.get("micro 1-4") or rows.get("micro all")
 
 
 def scores(evaluation: Evaluation) -> dict[str, Any]:
     """Return the scores of one program as plain values, percent."""
-    row = overall(evaluation)
+    row = overall(evaluation.rows())
     if row is None:
         return {"n": 0}
     return {
@@ -42,18 +37,15 @@ def comparison(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     both = {"before": scores(before), "after": scores(after)}
     if not before.scored or not after.scored:
         return both
-    change, interval = difference(before, after)
-    verdict = significance(interval, min(len(before.scored), len(after.scored)))
-    return {**both, "difference": change, "interval": list(interval), "verdict": verdict}
-
-
-def significance(interval: Sequence[float], n: int) -> str:
-    """Return what a paired difference with this 95 % interval over n questions says."""
-    low, high = interval
-    reasons = ["the interval includes 0"] if low <= 0 <= high else []
-    if n < FEW_QUESTIONS:
-        reasons.append(f"n = {n} is below {FEW_QUESTIONS}")
-    return f"not significant ({', '.join(reasons)})" if reasons else "significant"
+    made = compare(before.scored, after.scored)
+    return {
+        **both,
+        "difference": made.change,
+        "interval": list(made.interval),
+        "ratio": made.ratio if math.isfinite(made.ratio) else None,
+        "ratio_interval": [b if math.isfinite(b) else None for b in made.ratio_interval],
+        "verdict": made.verdict,
+    }
 
 
 def comparison_lines(part: str, compared: Mapping[str, Any]) -> list[RenderableType]:
@@ -76,7 +68,16 @@ def comparison_lines(part: str, compared: Mapping[str, Any]) -> list[RenderableT
         f"{part}: official F1 changed by {compared['difference']:+.1f} points, "
         f"95 % interval {low:+.1f} to {high:+.1f}: {compared['verdict']}"
     )
-    return [table, verdict]
+    return [table, verdict, f"{part}: {ratio_text(compared)}"]
+
+
+def ratio_text(compared: Mapping[str, Any]) -> str:
+    """Return the ratio of the two means with its interval."""
+    if compared["ratio"] is None:
+        return "no ratio: the official F1 before is 0"
+    low, high = compared["ratio_interval"]
+    upper = "any number" if high is None else f"{high:.2f}"
+    return f"{compared['ratio']:.2f} times the untuned, 95 % interval {low:.2f} to {upper}"
 
 
 def category_table(evaluation: Evaluation) -> Table:
@@ -87,6 +88,22 @@ def category_table(evaluation: Evaluation) -> Table:
         cells = (f"{row.f1:.1f}", f"{low:.1f} to {high:.1f}", f"{row.paper_f1:.1f}")
         table.add_row(row.label, str(row.n), *cells, _percent(row.recall))
     return table
+
+
+def beside_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return what stands beside the scores: how it was answered, and each conversation's own."""
+    if summary["shown_share"] is None:
+        return []
+    return [
+        f"refused: {summary['refusal_rate']:.0%}; words an answer: {summary['answer_words']:.1f}; "
+        f"shown a question: {summary['shown_tokens']:.0f} tokens, {summary['shown_share']:.0%} of "
+        "the notes",
+        *(
+            f"{name}: n = {own['n']}, official F1 {own['locomo_f1']:.1f}, "
+            f"paper F1 {own['paper_f1']:.1f}"
+            for name, own in summary["conversations"].items()
+        ),
+    ]
 
 
 def usage_table(steps: Mapping[str, StepUsage]) -> Table:

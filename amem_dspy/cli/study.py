@@ -1,4 +1,4 @@
-"""Commands of studies: compile and evaluate."""
+"""The command that measures: evaluate."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from amem_dspy.cli.command import command
-from amem_dspy.cli.failure import Interrupted
 from amem_dspy.cli.output import Output, Reply, counted
 from amem_dspy.cli.search import BudgetOption, KOption
 from amem_dspy.cli.session import Session
 from amem_dspy.cli.values import categories as as_categories
 from amem_dspy.cli.values import comma_list
-from amem_dspy.errors import BudgetSpentError, InvalidInputError
+from amem_dspy.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from amem_dspy.cli.compiling import Result, Study
     from amem_dspy.optimize.evaluation import Evaluation
+    from amem_dspy.program import MemoryProgram
 
 PANEL = "Studies"
 INTERRUPTED = 130
-OPTIMIZERS = ("random-search",)
 DataOption = Annotated[
     Path | None,
     typer.Option(help="Conversations in LoCoMo's layout; without it the bundled ones."),
@@ -37,8 +35,18 @@ CategoriesOption = Annotated[
 TurnsOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Of each conversation the window of so many turns with most questions."
+        min=1,
+        help="Of each conversation windows of so many turns: the sessions with the evidence of a "
+        "question, and distractors.",
     ),
+]
+WindowsOption = Annotated[
+    int, typer.Option(min=1, help="Windows of a conversation, with --max-turns.")
+]
+WindowSeedOption = Annotated[int, typer.Option(min=0, help="Draws the windows.")]
+HalfOption = Annotated[
+    Path | None,
+    typer.Option(help="A program for this half alone: writing, or query and answer."),
 ]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="Questions at a time.")]
 CacheOption = Annotated[
@@ -47,113 +55,6 @@ CacheOption = Annotated[
 WaveOption = Annotated[
     int, typer.Option(min=1, help="Notes written together: 1 is the paper's order, 16 faster.")
 ]
-
-
-@command(
-    "compile", example="amem compile --max-turns 20 --candidates 2 --out tuned.json", panel=PANEL
-)
-def compile_command(
-    session: Session,
-    out: Annotated[Path, typer.Option(help="The program's file, .json.")],
-    data: DataOption = None,
-    optimizer: Annotated[str, typer.Option(help="random-search.")] = OPTIMIZERS[0],
-    train: Annotated[str, typer.Option(help="Conversation ids, comma separated.")] = "",
-    dev: Annotated[str, typer.Option(help="Ids to choose the best candidate on.")] = "",
-    test: Annotated[str, typer.Option(help="Ids to score before and after on.")] = "",
-    max_turns: TurnsOption = None,
-    categories: CategoriesOption = "1,2,3,4",
-    candidates: Annotated[int, typer.Option(min=0, help="Random candidates.")] = 4,
-    max_demos: Annotated[int, typer.Option(min=1, help="Most demos of a step.")] = 3,
-    threshold: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Official F1 from which calls become demos.")
-    ] = 0.5,
-    teacher: Annotated[
-        str | None,
-        typer.Option(
-            help="A program whose calls become the demos: a file, or starter for the packaged "
-            "one, which small models need. Default: the untuned program."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random candidates.")] = 0,
-    threads: ThreadsOption = 1,
-    max_calls: Annotated[int | None, typer.Option(min=1, help="Most model calls.")] = None,
-    k: KOption = 10,
-    token_budget: BudgetOption = None,
-    cache: CacheOption = None,
-    wave: WaveOption = 1,
-) -> Reply:
-    """Tune the prompts of all steps against question-answering F1, and save the best program.
-
-    Conversations to train on, to choose on (dev) and to score on (test) are disjoint. Stop it with
-    Ctrl-C or --max-calls: the best program so far is saved.
-    """
-    _check_compile(session, optimizer, out)
-    from amem_dspy.cli import bench, compiling
-    from amem_dspy.optimize.compile import CompileOptions
-    from amem_dspy.optimize.split import split_conversations
-
-    chosen = as_categories(categories)
-    conversations, digest = bench.load(data, session.output)
-    split = split_conversations(
-        conversations,
-        train=comma_list(train),
-        dev=comma_list(dev),
-        test=comma_list(test),
-        max_turns=max_turns,
-        categories=chosen,
-    )
-    options = CompileOptions(
-        candidates=candidates,
-        max_demos=max_demos,
-        threshold=threshold,
-        seed=seed,
-        categories=chosen,
-        threads=threads,
-    )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = cache or out.with_name(f"{out.stem}.cache")
-    with session.output.bars() as bars, bench.model_context(session.lm):
-        qa = _qa(session, folder, bars, k=k, budget=token_budget, calls=max_calls, wave=wave)
-        study = compiling.Study(qa, split, options, digest, teacher=teacher)
-        session.output.say(compiling.estimate_line(study))
-        result = compiling.run(study, out, session.output.say)
-    return _compiled(study, result, out)
-
-
-def _compiled(study: Study, result: Result, out: Path) -> Reply:
-    from amem_dspy.cli.report import comparison_lines, usage_data, usage_table
-
-    stopped = result.search.stopped
-    if not result.saved:
-        message = f"{stopped}, before the first candidate was scored; nothing was saved"
-        raise Interrupted(message) if stopped == "interrupted" else BudgetSpentError(message)
-    steps = study.qa.builds.meter.steps()
-    data = {
-        "program": str(out),
-        "candidates": [candidate.__dict__ for candidate in result.search.candidates],
-        "stopped": stopped,
-        "scores": result.scores,
-        "usage": usage_data(steps),
-        "seconds": round(result.seconds, 1),
-    }
-    show: list[RenderableType] = []
-    for part, compared in result.scores.items():
-        show += comparison_lines(part, compared)
-    show.append(usage_table(steps))
-    early = f" It ended early: {stopped}." if stopped else ""
-    show.append(f"{out} holds the best program; {result.seconds:.0f} s.{early}")
-    return Reply(data, show, INTERRUPTED if stopped == "interrupted" else 0)
-
-
-def _check_compile(session: Session, optimizer: str, out: Path) -> None:
-    if optimizer not in OPTIMIZERS:
-        raise typer.BadParameter(
-            f"there is no optimizer {optimizer!r}; --optimizer takes {', '.join(OPTIMIZERS)}"
-        )
-    if session.settings.program is not None:
-        raise typer.BadParameter("a compile starts from the untuned program; leave out --program")
-    if out.suffix != ".json":
-        raise typer.BadParameter(f"--out must end in .json; got {out}")
 
 
 def _qa(
@@ -195,31 +96,45 @@ def evaluate_command(
     conversations: Annotated[str, typer.Option(help="Ids, comma separated; default all.")] = "",
     max_turns: TurnsOption = None,
     categories: CategoriesOption = "1,2,3,4",
+    windows: WindowsOption = 1,
+    window_seed: WindowSeedOption = 0,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Most questions of a conversation.")
     ] = None,
     threads: ThreadsOption = 1,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Store turns as they are: no model on the write path.")
+        bool,
+        typer.Option(
+            "--raw",
+            help="Plain retrieval, the control: turns as they are, no model on the write path.",
+        ),
     ] = False,
+    memory_program: HalfOption = None,
+    answerer_program: HalfOption = None,
     k: KOption = 10,
     token_budget: BudgetOption = None,
     cache: CacheOption = None,
     wave: WaveOption = 1,
 ) -> Reply:
-    """Measure question answering: both F1s by category, evidence recall, failures, cost."""
+    """Measure question answering: both F1s by category, evidence recall, failures, cost.
+
+    The controls of a tuned program T, with the same -k and --token-budget: --raw; --raw
+    --answerer-program T (a gain that this one shows too is the answerer's); --memory-program T;
+    --answerer-program T. What is not named is --program's, else untuned.
+    """
     from amem_dspy.cli import bench, evaluating
 
     chosen = as_categories(categories)
     loaded, digest = bench.load(data, session.output)
-    parts = _chosen(loaded, comma_list(conversations), max_turns, chosen)
-    program_hash = bench.file_hash(session.settings.program)
+    parts = _chosen(loaded, comma_list(conversations), max_turns, chosen, windows, window_seed)
+    program = _mixed(session, memory_program, answerer_program)
     started = time.perf_counter()
     with session.output.bars() as bars, bench.model_context(session.lm):
         qa = _qa(
             session, cache or out / "cache", bars, k=k, budget=token_budget, wave=wave, raw=raw
         )
-        plan = evaluating.Plan(qa, parts, chosen, limit, threads, digest, program_hash)
+        qa.memory = program
+        plan = evaluating.Plan(qa, parts, chosen, limit, threads, digest, window_seed)
         work = (counted(bench.turns(parts), "note"), counted(plan.questions(), "question"))
         session.output.say(", ".join(work))
         made, summary = evaluating.run(plan, out, bars)
@@ -228,10 +143,24 @@ def evaluate_command(
     return _evaluated(qa, made, summary, out)
 
 
+def _mixed(session: Session, memory: Path | None, answerer: Path | None) -> MemoryProgram:
+    """Return the program under evaluation; a half that is not named is that of --program."""
+    from amem_dspy.optimize.control import mixed_program
+    from amem_dspy.program import resolve_program
+
+    whole = session.settings.program
+    return mixed_program(resolve_program(memory or whole), resolve_program(answerer or whole))
+
+
 def _chosen(
-    loaded: list[Any], ids: tuple[str, ...], max_turns: int | None, categories: tuple[int, ...]
+    loaded: list[Any],
+    ids: tuple[str, ...],
+    max_turns: int | None,
+    categories: tuple[int, ...],
+    windows: int,
+    seed: int,
 ) -> list[Any]:
-    from amem_dspy.optimize.conversation import best_window
+    from amem_dspy.optimize.windows import evidence_windows
 
     known = {conversation.id: conversation for conversation in loaded}
     if unknown := [name for name in ids if name not in known]:
@@ -241,7 +170,13 @@ def _chosen(
     chosen = [known[name] for name in ids or known]
     if max_turns is None:
         return chosen
-    return [best_window(c, max_turns=max_turns, categories=categories) for c in chosen]
+    return [
+        part
+        for one in chosen
+        for part in evidence_windows(
+            one, turns=max_turns, count=windows, seed=seed, categories=categories
+        )
+    ]
 
 
 def _warn(made: Evaluation, summary: dict[str, Any], output: Output) -> None:
@@ -258,17 +193,16 @@ def _warn(made: Evaluation, summary: dict[str, Any], output: Output) -> None:
 
 
 def _evaluated(qa: Any, made: Evaluation, summary: dict[str, Any], out: Path) -> Reply:
-    from amem_dspy.cli.report import category_table, usage_table
+    from amem_dspy.cli.report import beside_lines, category_table, usage_table
 
-    share = summary["shown_share"]
     counts = (
         f"{summary['questions']} questions; failed (no valid reply, scored 0): "
-        f"{summary['failed']}; errors (call failed, not scored): {summary['errors']}; notes shown: "
-        f"{'-' if share is None else format(share, '.0%')}"
+        f"{summary['failed']}; errors (call failed, not scored): {summary['errors']}"
     )
     show: list[RenderableType] = [
         category_table(made),
         counts,
+        *beside_lines(summary),
         usage_table(qa.builds.meter.steps()),
     ]
     return Reply({"out": str(out), **summary}, show)

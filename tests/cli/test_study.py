@@ -153,7 +153,6 @@ def test_ctrl_c_keeps_the_best_so_far(amem: Any, use_model: Any, knowing: Any) -
     [
         ("--optimizer", "magic"),
         ("--categories", "1,9"),
-        ("--program", "other.json"),
         ("--threshold", "2"),
     ],
 )
@@ -189,7 +188,7 @@ def test_evaluate_writes_records_summary_and_manifest(
     assert cost["usage"]["answer_question"]["calls"] == 4
     manifest = json.loads(Path("r/manifest.json").read_text(encoding="utf-8"))
     assert manifest["k"] == 2
-    assert manifest["program_sha256"] is None
+    assert set(manifest["prompts"]) == {"memory", "answerer"}
     assert "micro 1-4" in result.stdout
     assert "category 2 (temporal)" in result.stderr
 
