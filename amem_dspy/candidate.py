@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from amem_dspy import bm25
-from amem_dspy.held import Held
 from amem_dspy.nearest import nearest
 from amem_dspy.query import (
     EVERYTHING,
@@ -192,15 +191,9 @@ class Asked:
     filter: NoteFilter = EVERYTHING
 
 
-async def gather(scope: Scope, asked: Asked, held: Held) -> Candidates:
-    """Return the notes nearest to a vector, those that match a text best, and those around.
-
-    Args:
-        scope: Which notes take part.
-        asked: Which candidates are wanted.
-        held: The vectors in memory, if any.
-    """
-    near, matched = await asyncio.gather(_near(scope, asked, held), _matched(scope, asked))
+async def gather(scope: Scope, asked: Asked) -> Candidates:
+    """Return the notes nearest to a vector, those that match a text best, and those around."""
+    near, matched = await asyncio.gather(_near(scope, asked), _matched(scope, asked))
     found = (near.rows, matched.best.rows)
     direct = frozenset(row for rows in found for row in rows)
     better = {row for rows in found for row in rows[: asked.size // 2]}
@@ -221,10 +214,10 @@ async def gather(scope: Scope, asked: Asked, held: Held) -> Candidates:
     )
 
 
-async def _near(scope: Scope, asked: Asked, held: Held) -> Ranked:
+async def _near(scope: Scope, asked: Asked) -> Ranked:
     if asked.vector is None:
         return Ranked([], [])
-    return await nearest(scope, asked.vector, asked.size, asked.column, held)
+    return await nearest(scope, asked.vector, asked.size, asked.column)
 
 
 async def _matched(scope: Scope, asked: Asked) -> Match:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from amem_dspy.manifest import manifest_path
 from amem_dspy.schema import VectorColumn, vectors_in
-from amem_dspy.scope import Key, Ranked, Scope
+from amem_dspy.scope import Ranked, Scope
 
 # Below, LanceDB itself compares all vectors; beyond, it is as fast and needs no memory.
 LEAST_ROWS = 5_000
@@ -30,7 +30,6 @@ MOST_COUNTS = 100
 
 @dataclass(frozen=True)
 class _Vectors:
-    key: Key
     rows: NDArray[np.uint64]
     matrix: NDArray[np.float32]
 
@@ -47,55 +46,71 @@ class _Vectors:
 
 @dataclass
 class Held:
-    """What is kept in memory of one version of a table on a local disk; the next replaces it.
+    """What is kept in memory of one version of a table.
 
     Attributes:
-        folder: The table's folder; None where it is not on a local disk, and nothing is kept.
+        searches: How many searches saw it.
     """
 
-    folder: Path | None
-    _counted: Key | None = None
+    searches: int = 0
     _counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _seen: dict[VectorColumn, Key] = field(default_factory=dict)
     _vectors: dict[VectorColumn, _Vectors] = field(default_factory=dict)
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def scope(self, table: Any, where: str) -> Scope:
-        """Return the notes of a table, which stays at one version, that meet a condition."""
-        key = self._key(int(await table.version()))
-        if self._counted != key or len(self._counts) >= MOST_COUNTS:
-            self._counted, self._counts = key, {}
-        counts = self._counts
-        if key is None or where not in counts:
+        """Return the notes of the table, which stays at its version, that meet a condition."""
+        self.searches += 1
+        if where not in self._counts:
             total, matching = await asyncio.gather(table.count_rows(), table.count_rows(where))
-            counts[where] = int(total), int(matching)
-        return Scope(table, where, key, *counts[where])
+            if len(self._counts) >= MOST_COUNTS:
+                self._counts.clear()
+            self._counts[where] = int(total), int(matching)
+        return Scope(table, where, *self._counts[where], held=self)
 
     async def nearest(
         self, scope: Scope, vector: NDArray[np.float32], k: int, column: VectorColumn
     ) -> Ranked | None:
         """Return the k notes nearest to a vector, ties for the last by id; None if not held.
 
-        They are read at the second search of a version: where every search follows a commit,
+        Vectors are read at the second search of a version: where every search follows a commit,
         reading them would be in vain.
         """
-        key = scope.key
-        if key is None or not scope.is_whole or not LEAST_ROWS <= scope.total <= MOST_ROWS:
+        if not (self.searches > 1 and scope.is_whole and LEAST_ROWS <= scope.total <= MOST_ROWS):
             return None
-        held = self._vectors.get(column)
-        if held is None or held.key != key:
-            if self._seen.get(column) != key:
-                self._seen[column] = key
-                return None
-            found = await scope.table.query().select([column]).with_row_id().to_arrow()
-            held = _Vectors(key, found["_rowid"].to_numpy(), vectors_in(found, column))
-            self._vectors[column] = held
-        return await held.nearest(vector, min(k, scope.total)).best(k, scope)
+        # A search may look for many notes at once.
+        async with self._reading:
+            if column not in self._vectors:
+                found = await scope.table.query().select([column]).with_row_id().to_arrow()
+                rows = found["_rowid"].to_numpy()
+                self._vectors[column] = _Vectors(rows, vectors_in(found, column))
+        return await self._vectors[column].nearest(vector, min(k, scope.total)).best(k, scope)
 
-    def _key(self, version: int) -> Key | None:
-        if self.folder is None:
+
+class Holder:
+    """Gives what is held of a table's newest version; the next version drops it.
+
+    Args:
+        folder: The table's folder; None where it is not on a local disk, and nothing is kept.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._key: tuple[int, int, int] | None = None
+        self._held = Held()
+
+    async def scope(self, table: Any, where: str) -> Scope:
+        """Return the notes of a table, which stays at one version, that meet a condition."""
+        key = self._key_of(int(await table.version()))
+        if key is None or key != self._key:
+            self._key, self._held = key, Held()
+        return await self._held.scope(table, where)
+
+    def _key_of(self, version: int) -> tuple[int, int, int] | None:
+        """Return the version, and what its file is: a table made anew counts from 1 again."""
+        if self._folder is None:
             return None
         try:
-            found = manifest_path(self.folder, version).stat()
+            found = manifest_path(self._folder, version).stat()
         except FileNotFoundError:
             return None
         return version, found.st_ino, found.st_mtime_ns

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from amem_dspy.held import Held
 from amem_dspy.index import Reach, reach
 from amem_dspy.schema import VectorColumn
 from amem_dspy.scope import Ranked, Scope
@@ -18,11 +17,7 @@ TIE_MARGIN = 6
 
 
 async def nearest(
-    scope: Scope,
-    vector: NDArray[np.float32],
-    k: int,
-    column: VectorColumn,
-    held: Held,
+    scope: Scope, vector: NDArray[np.float32], k: int, column: VectorColumn
 ) -> Ranked:
     """Return the k notes nearest to a vector with their cosines; ties for the last by id.
 
@@ -31,9 +26,8 @@ async def nearest(
         vector: (dim,) float32.
         k: How many notes, 1 or more.
         column: Which of a note's two vectors to compare with.
-        held: The vectors in memory, if any.
     """
-    known = await held.nearest(scope, vector, k, column)
+    known = await scope.held.nearest(scope, vector, k, column)
     return known or (await _looked_for(scope, vector, k, column, []))[0]
 
 
@@ -43,13 +37,12 @@ async def nearest_rows(
     k: int,
     column: VectorColumn,
     columns: Sequence[str],
-    held: Held,
 ) -> tuple[Ranked, pa.Table]:
     """Return the k notes nearest to a vector as `nearest` does, and columns of these and some more.
 
     Faster than to read the columns afterwards.
     """
-    known = await held.nearest(scope, vector, k, column)
+    known = await scope.held.nearest(scope, vector, k, column)
     if known is None:
         return await _looked_for(scope, vector, k, column, columns)
     return known, await scope.take(known.rows, columns)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-# Version, and the file that says what is in it: a table made anew counts from 1 again.
-Key = tuple[int, int, int]
+if TYPE_CHECKING:
+    from amem_dspy.held import Held
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class Scope:
     Attributes:
         table: An asynchronous table that stays at one version: what is counted is what is searched.
         where: The condition.
-        key: Which version of which table; None where that cannot be told from others.
         total: How many notes the table has.
         matching: How many of them meet the condition.
+        held: What is in memory of the table.
     """
 
     table: Any
     where: str
-    key: Key | None
     total: int
     matching: int
+    held: Held
 
     @property
     def is_whole(self) -> bool:

@@ -28,7 +28,7 @@ from amem_dspy.bulk import Keys, arrivals, compare, ordered_rows, owners, spoole
 from amem_dspy.candidate import Asked, Candidates, gather, match
 from amem_dspy.change import Change, Stored, check_vector
 from amem_dspy.errors import AmemError, ConflictError, InvalidInputError, StoreError
-from amem_dspy.held import Held
+from amem_dspy.held import Holder
 from amem_dspy.index import Background, build, is_due, is_large, no_build
 from amem_dspy.location import LOCK_SECONDS, TABLE, Location, retried
 from amem_dspy.nearest import nearest_rows
@@ -102,7 +102,7 @@ class NoteStore:
         self._clock_ns = clock_ns
         self._last_arrival = 0
         self._handle: Any = None
-        self._held = Held(self._table_folder)
+        self._holder = Holder(self._table_folder)
         self._opening = threading.Lock()
         self._upkeep = Background(
             self.optimize, what=f"the upkeep of the store {self.location.uri}"
@@ -127,7 +127,7 @@ class NoteStore:
         """Let go of the table; the next use opens it again."""
         with self._opening:
             self._handle = None
-            self._held = Held(self._table_folder)
+            self._holder = Holder(self._table_folder)
 
     @property
     def _table_folder(self) -> Path | None:
@@ -259,12 +259,8 @@ class NoteStore:
         where = condition(user, filter)
 
         async def find(scope: Scope) -> list[list[tuple[Row, float]]]:
-            found = await asyncio.gather(
-                *(
-                    nearest_rows(scope, one, k, column, OWN_ROW_COLUMNS, self._held)
-                    for one in vectors
-                )
-            )
+            looks = (nearest_rows(scope, one, k, column, OWN_ROW_COLUMNS) for one in vectors)
+            found = await asyncio.gather(*looks)
             return [_ranked_rows(ranked, held, user) for ranked, held in found]
 
         return self._search(where, find)
@@ -309,7 +305,7 @@ class NoteStore:
             check_vector(asked.vector, self._embedder[1], name="the query's vector")
 
         async def find(scope: Scope) -> tuple[Candidates, list[tuple[Note, T]]]:
-            found = await gather(scope, asked, self._held)
+            found = await gather(scope, asked)
             chosen = choice(found)
             row_of = dict(zip(found.ids, found.rows, strict=True))
             held = await scope.take([row_of[note_id] for note_id in chosen], OWN_NOTE_COLUMNS)
@@ -618,7 +614,7 @@ class NoteStore:
 
         async def search() -> T:
             table = await self.location.newest()
-            scope, made = await asyncio.gather(self._held.scope(table, where), table.schema())
+            scope, made = await asyncio.gather(self._holder.scope(table, where), table.schema())
             self._check(made)
             return await query(scope)
 

@@ -249,3 +249,25 @@ def locomo_path() -> Path:
     if not path.is_file():
         pytest.skip(f"LoCoMo is not at {path}; name the file in LOCOMO_PATH to run this")
     return path
+
+
+@pytest.fixture
+def linking() -> Callable[[str, str], Any]:
+    """A reply for each step: every note is linked to the first candidate, which is rewritten."""
+
+    def reply(step: str, prompt: str) -> Any:
+        return {
+            "ConstructNote": {"keywords": ["word"], "context": "As written.", "tags": ["topic"]},
+            "DecideLinks": {
+                "links": [{"id": "n1", "reason": "both run", "strength": 0.9, "update": True}]
+            },
+            "UpdateNeighbours": {
+                "updates": [
+                    {"id": "n1", "context": "Seen anew.", "keywords": ["word"], "tags": ["topic"]}
+                ]
+            },
+            "RewriteQuery": {"keywords": ["word"]},
+            "AnswerQuestion": {"answer": "an answer"},
+        }[step]
+
+    return reply

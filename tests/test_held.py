@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from amem_dspy.held import Held
 from amem_dspy.note import Note
+from amem_dspy.schema import vectors_in
 from amem_dspy.scope import Ranked
 from amem_dspy.store import NoteFilter, NoteStore, Row
 
@@ -91,6 +92,26 @@ def test_from_memory_come_the_same_notes_and_scores(
         assert len(store.dense("ada", query, 100, column=column)) == 100
     assert answers[:2] == [False, True]
     assert all(answers[1:])
+
+
+def test_a_wave_reads_the_vectors_once_and_only_where_nothing_is_committed(
+    store: NoteStore, answers: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+
+    def counted(table: Any, column: Any) -> NDArray[np.float32]:
+        reads.append(column)
+        return vectors_in(table, column)
+
+    monkeypatch.setattr("amem_dspy.held.vectors_in", counted)
+    add(store, drawn(100))
+    wave = list(drawn(16, seed=4))
+    first = store.dense_each("ada", wave, 5)
+    assert (reads, any(answers)) == ([], False)
+    again = store.dense_each("ada", wave, 5)
+    assert (reads, all(answers[16:])) == (["vector"], True)
+    ids = [[[row.note.id for row, _ in found] for found in each] for each in (first, again)]
+    assert ids[0] == ids[1]
 
 
 def test_ties_come_by_id_wherever_the_notes_lie(store: NoteStore, answers: list[bool]) -> None:

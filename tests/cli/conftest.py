@@ -67,28 +67,6 @@ def data(amem: Run) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def linking() -> Callable[[str, str], Any]:
-    """A reply for each step: every note is linked to the first candidate, which is rewritten."""
-
-    def reply(step: str, prompt: str) -> Any:
-        return {
-            "ConstructNote": {"keywords": ["word"], "context": "As written.", "tags": ["topic"]},
-            "DecideLinks": {
-                "links": [{"id": "n1", "reason": "both run", "strength": 0.9, "update": True}]
-            },
-            "UpdateNeighbours": {
-                "updates": [
-                    {"id": "n1", "context": "Seen anew.", "keywords": ["word"], "tags": ["topic"]}
-                ]
-            },
-            "RewriteQuery": {"keywords": ["word"]},
-            "AnswerQuestion": {"answer": "an answer"},
-        }[step]
-
-    return reply
-
-
-@pytest.fixture
 def lm_error() -> dspy.LMError:
     """What a model that is not there raises."""
     return dspy.LMTransportError("connection refused", model="scripted/model")

@@ -18,6 +18,8 @@ from amem_dspy import EvolutionPolicy, InstructorAdapter, MemoryProgram
 from amem_dspy.errors import DataError, ModelError
 from amem_dspy.optimize import Conversation, MemoryBuilds, bundled_conversations, window
 
+Script = Callable[[str, str], Any]
+
 TURNS = 6
 DEMO = {
     "content": "A: hi",
@@ -33,26 +35,14 @@ def part() -> Conversation:
     return window(bundled_conversations()[0], max_turns=TURNS)
 
 
-def linking(step: str, prompt: str) -> Any:
-    return {
-        "ConstructNote": {"keywords": ["word"], "context": "As written.", "tags": ["topic"]},
-        "DecideLinks": {
-            "links": [{"id": "n1", "reason": "both run", "strength": 0.9, "update": True}]
-        },
-        "UpdateNeighbours": {
-            "updates": [
-                {"id": "n1", "context": "Seen anew.", "keywords": ["word"], "tags": ["topic"]}
-            ]
-        },
-    }[step]
-
-
 @pytest.fixture
-def building(make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation) -> Any:
+def building(
+    make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation, linking: Script
+) -> Any:
     """Build with a program; returns the notes and the calls that reached the model, by step."""
 
     def build(
-        program: MemoryProgram, script: Callable[[str, str], Any] = linking, **settings: Any
+        program: MemoryProgram, script: Script = linking, **settings: Any
     ) -> tuple[list[Any], Counter[str]]:
         lm, engine = make_lm(script)
         builds = MemoryBuilds(embedder=embedder, cache=tmp_path, **settings)
@@ -102,7 +92,7 @@ def test_links_are_kept_as_long_as_they_are_asked_about_the_same(building: Any) 
 
 
 def test_another_prompt_model_or_bound_is_another_call(
-    building: Any, make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation
+    building: Any, make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation, linking: Script
 ) -> None:
     building(MemoryProgram())
     assert building(changed("construct_note"))[1]["ConstructNote"] == TURNS
@@ -114,7 +104,7 @@ def test_another_prompt_model_or_bound_is_another_call(
     assert engine.requests
 
 
-def test_a_build_that_was_stopped_goes_on(building: Any) -> None:
+def test_a_build_that_was_stopped_goes_on(building: Any, linking: Script) -> None:
     calls = 0
 
     def dying(step: str, prompt: str) -> Any:
@@ -139,7 +129,7 @@ def test_what_a_killed_process_left_is_cleared(building: Any, tmp_path: Path) ->
     assert not left.exists()
 
 
-def test_replies_that_failed_are_not_asked_for_again(building: Any) -> None:
+def test_replies_that_failed_are_not_asked_for_again(building: Any, linking: Script) -> None:
     def failing(step: str, prompt: str) -> Any:
         return "no JSON" if step == "ConstructNote" else linking(step, prompt)
 
@@ -168,7 +158,7 @@ def test_kept_calls_count_as_cached(building: Any) -> None:
 
 
 def test_a_kept_build_replays_its_calls_like_a_paid_one(
-    make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation
+    make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation, linking: Script
 ) -> None:
     lm, _ = make_lm(linking)
     other = changed("update_neighbours")
@@ -193,7 +183,7 @@ def test_raw_turns_are_built_once_whatever_the_program(building: Any) -> None:
 
 
 def test_raw_builds_of_all_programs_are_one(
-    make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation
+    make_lm: Any, embedder: Any, tmp_path: Path, part: Conversation, linking: Script
 ) -> None:
     lm, _ = make_lm(linking)
     builds = MemoryBuilds(embedder=embedder, cache=tmp_path, policy=EvolutionPolicy.raw())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +26,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "knn": {"k": 1},
     "better-together": {"strategy": "copro -> bootstrap", "copro.breadth": 2},
 }
-NEEDS = {"gepa": "gepa", "mipro": "optuna"}
 
 
 def talk(name: str) -> Conversation:
@@ -78,8 +76,6 @@ def model(make_lm: Any, plain: Any) -> tuple[dspy.LM, Any]:
 def test_no_optimiser_asks_more_than_the_estimate(
     name: str, only: tuple[str, ...] | None, qa: ConversationQA, model: tuple[dspy.LM, Any]
 ) -> None:
-    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        pytest.skip(f"{NEEDS[name]} is not installed")
     lm, engine = model
     options = CompileOptions(optimizer=name, knobs=OPTIMIZERS[name], only=only, candidates=1)
     bound = estimate(qa, SPLIT, options)
