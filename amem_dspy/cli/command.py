@@ -24,6 +24,7 @@ ORDER = (
     *("delete", "repair", "stats", "export", "import", "snapshot", "snapshots", "restore"),
     *("doctor", "reindex", "compile", "program", "evaluate", "study"),
 )
+_NEVER_EMPTY = ("store", "user", "lm", "api_base", "embedder")
 PANEL = "Global options (before or after the command)"
 
 
@@ -68,25 +69,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _user(value: str | None) -> str | None:
-    # Here, so that an empty one, say of an unset variable, does not mean the default user.
-    if value is not None:
-        from amem_dspy.inputs import name
-
-        try:
-            name(value, what="user")
-        except InvalidInputError as error:
-            raise typer.BadParameter(str(error)) from error
-    return value
-
-
-def _filled(value: str | None) -> str | None:
-    # As for the user; an empty environment variable counts as unset.
-    if value is not None and not value.strip():
-        raise typer.BadParameter("it is empty; name one, or leave the option out")
-    return value
-
-
 def _option(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=PANEL, **settings)
 
@@ -94,29 +76,25 @@ def _option(help_text: str, *names: str, **settings: Any) -> Any:
 def _global_options(
     store: Annotated[
         str | None,
-        _option("Folder or address of the notes [$AMEM_STORE, else ./memory].", callback=_filled),
+        _option("Folder or address of the notes [$AMEM_STORE, else ./memory]."),
     ] = None,
-    user: Annotated[
-        str | None, _option("Whose notes [$AMEM_USER, else default].", callback=_user)
-    ] = None,
+    user: Annotated[str | None, _option("Whose notes [$AMEM_USER, else default].")] = None,
     lm: Annotated[
         str | None,
         _option(
             "Language model: embedded, or a name such as openai/gpt-4o-mini or "
             "ollama_chat/llama3.2 [$AMEM_LM, else embedded]. Keys only through the provider's "
             "own environment variable.",
-            callback=_filled,
         ),
     ] = None,
     api_base: Annotated[
         str | None,
-        _option("Address of the model's server (vLLM, SGLang, Ollama, ...).", callback=_filled),
+        _option("Address of the model's server (vLLM, SGLang, Ollama, ...)."),
     ] = None,
     embedder: Annotated[
         str | None,
         _option(
             "Sentence-transformers model [$AMEM_EMBEDDER, else all-MiniLM-L6-v2].",
-            callback=_filled,
         ),
     ] = None,
     program: Annotated[Path | None, _option("A program that `amem compile` saved.")] = None,
@@ -219,7 +197,25 @@ def _global_values(values: dict[str, Any]) -> dict[str, Any]:
     """Take the global options out of `values`."""
     found = {parameter.name: values.pop(parameter.name) for parameter in _GLOBALS}
     found.pop("version")
+    # Not by callbacks: Typer would inspect each of them for every command, also for a page of help.
+    for option in _NEVER_EMPTY:
+        if found[option] is not None:
+            _check_filled(option, found[option])
     return found
+
+
+def _check_filled(option: str, value: str) -> None:
+    """Check that an option, say of an unset variable, does not mean what leaving it out means."""
+    problem = None if value.strip() else "it is empty; name one, or leave the option out"
+    if option == "user":
+        from amem_dspy.inputs import name
+
+        try:
+            name(value, what="user")
+        except InvalidInputError as error:
+            problem = str(error)
+    if problem:
+        raise typer.BadParameter(problem, param_hint=f"'--{option.replace('_', '-')}'")
 
 
 def _declare(function: Any, parameters: list[inspect.Parameter]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,8 @@ def knobs(path: Path | None, optimizer: str, given: list[str] | None) -> dict[st
 
 
 def _tables(path: Path) -> dict[str, Mapping[str, Any]]:
+    import tomllib
+
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

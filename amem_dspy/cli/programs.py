@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,6 +97,8 @@ def _difference(
 
 
 def _unified(old: str, new: str, name: str, other: str) -> Iterator[Text]:
+    import difflib
+
     lines = difflib.unified_diff(
         old.strip().splitlines(), new.strip().splitlines(), name, other, lineterm="", n=1
     )
